@@ -45,6 +45,7 @@ class PromptFormat:
         input_key: Column with the prompt: text or chat messages; ``a.b`` is the key ``b`` of what stands in the column ``a``.
         label_key: Column with the label, in the same form; without the default column the label is `None`.
         input_template: Text around a plain-text prompt, with ``{}`` in the prompt's place; ``{{`` and ``}}`` mean braces.
+        bad: Takes in what is wrong with lines that are none, which are then left out; `None`: the first one is an error.
     """
 
     flag: str = "--prompts"
@@ -53,6 +54,7 @@ class PromptFormat:
     input_key: str = "prompt"
     label_key: str = LABEL_KEY
     input_template: str = ""
+    bad: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,24 +211,58 @@ def _table(path: Path, form: PromptFormat, delimiter: str) -> Iterator[Row]:
             for row in reader:
                 if None in row or None in row.values():
                     problem = f"line {reader.line_num} has not as many cells as the heading"
-                    raise DataError(form.flag, str(path), problem, "Put quotes around text with commas or line breaks.")
+                    _refuse(DataError(form.flag, str(path), problem, "Put quotes around text with commas or line breaks."), form)
+                    continue
                 yield f"line {reader.line_num}", row
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(form.flag, str(path), f"is not a readable table: {error}", "Save it as UTF-8 CSV with a heading.") from error
 
 
+def _refuse(error: DataError, form: PromptFormat) -> None:
+    """Raise an error of one row, or take it down where such rows are left out."""
+    if form.bad is None:
+        raise error
+    form.bad.append(error.problem)
+
+
 def _jsonl(path: Path, form: PromptFormat) -> Iterator[Row]:
-    with path.open(encoding="utf-8", errors="strict") as file:
+    """Yield the objects of a file, one on each line, or those of a JSON array."""
+    with path.open(encoding="utf-8-sig", errors="strict") as file:
         lines = enumerate(file, start=1)
+        is_first = True
         while True:
             try:
                 number, line = next(lines)
+                if is_first and line.lstrip().startswith("["):
+                    yield from _array(line + file.read(), path, form)
+                    return
             except StopIteration:
                 return
             except UnicodeDecodeError as error:
                 raise DataError(form.flag, str(path), f"is not UTF-8 text: {error}", "Convert it.") from error
-            if line.strip():
-                yield f"line {number}", _object(line, number, path, form)
+            if not line.strip():
+                continue
+            is_first = False
+            try:
+                row = _object(line, number, path, form)
+            except DataError as error:
+                _refuse(error, form)
+            else:
+                yield f"line {number}", row
+
+
+def _array(text: str, path: Path, form: PromptFormat) -> Iterator[Row]:
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        problem = f"begins with [ and is no JSON array: {error}"
+        raise DataError(form.flag, str(path), problem, "Write one JSON object per line, or one array of them.") from error
+    for index, row in enumerate(rows):
+        if isinstance(row, dict):
+            yield f"row {index}", row
+        else:
+            problem = f"row {index} is of the type {type(row).__name__}, not an object"
+            _refuse(DataError(form.flag, str(path), problem, "Write an array of objects."), form)
 
 
 def _object(line: str, number: int, path: Path, form: PromptFormat) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,9 @@ from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.types import derive_seed
 from agentrl.env.prompts import PromptFormat, read_rows
 from agentrl.env.tasks import TaskOrder, shares
-from agentrl.tune.forms import PARSERS, Example, RowError
+from agentrl.track.text import counted
+from agentrl.tune.forms import PARSERS, Answer, Chat, Example, Labelled, Pair, RowError, Steps, Text
+from agentrl.tune.named import Item, NamedForm, named_form, recast, unfolded
 from agentrl.tune.settings import TuneConfig, TuneDataConfig
 
 
@@ -25,16 +27,38 @@ class Examples:
         parts: Examples to train on, by source.
         weights: Proportion of each part; empty: one collection.
         held_out: Examples to evaluate on.
+        notes: What a person is told of the sources: forms, skipped rows, copies, labels that are all the same.
     """
 
     parts: tuple[tuple[Example, ...], ...]
     weights: tuple[float, ...]
     held_out: tuple[Example, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def num_trained(self) -> int:
         """Number of examples to train on."""
         return sum(map(len, self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The examples of one source, and what a person is told of them."""
+
+    examples: list[Example]
+    notes: tuple[str, ...]
+
+
+SHOWN = 3
+"""Skipped rows that are shown."""
+NAMES = {
+    Chat: "chat",
+    Answer: "prompt and completion",
+    Text: "text",
+    Pair: "chosen and rejected",
+    Labelled: "labelled answers",
+    Steps: "steps",
+}
 
 
 def read_examples(config: TuneConfig, form: str) -> Examples:
@@ -49,33 +73,72 @@ def read_examples(config: TuneConfig, form: str) -> Examples:
         ConfigError: If nothing is left to train on.
     """
     data = config.data
-    parts = [
-        _read(source, PromptFormat(flag="--data", split=data.data_split, split_flag="--data-split"), data, form)
-        for source in listed(data.data)
-    ]
+    reading = PromptFormat(flag="--data", split=data.data_split, split_flag="--data-split")
+    read = [_read(source, reading, data, form) for source in listed(data.data)]
+    parts, notes = [each.examples for each in read], [note for each in read for note in each.notes]
     weights = tuple(map(float, listed(data.data_probs)))
     if data.eval_data:
         reading = PromptFormat(flag="--eval-data", split=data.eval_split, split_flag="--eval-split")
-        found = [example for source in listed(data.eval_data) for example in _read(source, reading, data, form)]
+        evaluated = [_read(source, reading, data, form) for source in listed(data.eval_data)]
+        found = [example for each in evaluated for example in each.examples]
+        notes += [note for each in evaluated for note in each.notes]
         count = data.eval_size or len(found)
-        return Examples(tuple(map(tuple, parts)), weights, tuple(_sample(found, count, config.run.seed)[0]))
+        return Examples(tuple(map(tuple, parts)), weights, tuple(_sample(found, count, config.run.seed)[0]), tuple(notes))
     if not weights:
         parts = [list(itertools.chain.from_iterable(parts))]
     held, kept = _hold_out(parts, weights or (1.0,), config)
-    return Examples(tuple(map(tuple, kept)), weights, tuple(held))
+    return Examples(tuple(map(tuple, kept)), weights, tuple(held), tuple(notes))
 
 
-def _read(source: str, reading: PromptFormat, data: TuneDataConfig, form: str) -> list[Example]:
-    parse: Callable[[Any, Any], list[Example]] = PARSERS[form]  # type: ignore[assignment]
+def _read(source: str, reading: PromptFormat, data: TuneDataConfig, kind: str) -> Source:
+    """Read one source.
+
+    Raises:
+        DataError: If it has no row, one is malformed, or more of them are than may be skipped.
+    """
+    bad: list[str] = []
+    reading = replace(reading, bad=bad if data.bad_rows == "skip" else None)
+    items: Iterator[Item] = ((where, unfolded(row, kind)) for where, row in read_rows(source, reading))
+    first = next(items, None)
+    form = named_form(first[1], data, kind) if first else None
+    items = itertools.chain([first] if first else [], items)
     found: list[Example] = []
-    for where, row in read_rows(source, reading):
+    count = 0
+    for count, (where, row) in enumerate(form.join(items) if form and form.join else items, start=1):  # noqa: B007
         try:
-            found += [replace(example, source=source, where=where) for example in parse(row, data)]
+            found += _examples(row, form, data, kind, source, where)
         except RowError as error:
-            raise DataError(reading.flag, source, f"{where}: {error}", error.remedy) from error
+            problem = f"{where}: {error}" + (f", made of the form {form.name}" if form and error.key not in row else "")
+            if data.bad_rows == "stop":
+                raise DataError(reading.flag, source, problem, error.remedy) from error
+            bad.append(problem)
+    if len(bad) > data.max_bad_rows * (count + len(bad)):
+        problem = f"has {len(bad)} rows that cannot be used, more than --max-bad-rows allows. {bad[0]}"
+        raise DataError(reading.flag, source, problem, "Mend them, or raise --max-bad-rows.")
     if not found:
         raise DataError(reading.flag, source, "holds no row", "Give at least one.")
-    return found
+    return Source(found, _notes(source, count, form, found, bad))
+
+
+def _examples(row: Any, form: NamedForm | None, data: TuneDataConfig, kind: str, source: str, where: str) -> list[Example]:
+    parse: Callable[[Any, Any], list[Example]] = PARSERS[kind]  # type: ignore[assignment]
+    rows = [row] if form is None else recast(form, row)
+    return [replace(example, source=source, where=where) for each in rows for example in parse(each, data)]
+
+
+def _notes(source: str, count: int, form: NamedForm | None, found: Sequence[Example], bad: Sequence[str]) -> tuple[str, ...]:
+    """Return what a person is told of a source: the form of its rows, those that are skipped, and what is odd about the others."""
+    name = f"the form {form.name} ({form.shown})" if form else f"the form {NAMES[type(found[0])]}"
+    notes = [f"{source}: {counted(count, 'row')} of {name}, {counted(len(found), 'example')}"]
+    if bad:
+        notes += [f"{source}: {counted(len(bad), 'row')} skipped:", *(f"  {line}" for line in bad[:SHOWN])]
+    if copies := len(found) - len({repr(example) for example in found}):
+        notes.append(f"{source}: {counted(copies, 'example')} that stood there before")
+    labels = {example.label for example in found if isinstance(example, Labelled)}
+    if len(labels) == 1:
+        word = "desirable" if True in labels else "undesirable"
+        notes.append(f"{source}: all answers are {word}: there is nothing to tell them from")
+    return tuple(notes)
 
 
 def _hold_out(parts: Sequence[list[Example]], weights: Sequence[float], config: TuneConfig) -> tuple[list[Example], list[list[Example]]]:

@@ -120,7 +120,7 @@ def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
 def _with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
     """Return a prompt or a chat with places for its images, those of the columns ``images`` or ``image`` among them, and all images."""
     given = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
-    parts = [part for item in value if isinstance(item, Mapping) for part in _parts(item)] if _is_list(value) else []
+    parts = [part for item in value if isinstance(item, Mapping) for part in _parts(item)] if is_list(value) else []
     if not given and not any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts):
         return value, ()
     try:
@@ -132,7 +132,7 @@ def _with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
 
 def _parts(item: Row) -> Sequence[Any]:
     content: Any = item.get("content")
-    return content if _is_list(content) else ()
+    return content if is_list(content) else ()
 
 
 def _form_of(row: Row, data: DialogueDataConfig) -> str:
@@ -165,6 +165,10 @@ def pair(row: Row, data: PairsDataConfig) -> list[Example]:
     return [Pair(prompt, good, bad, margin)]
 
 
+CELLS = {"true": True, "false": False, "1": True, "0": False}
+"""Text of a label in a table -> the label."""
+
+
 def labelled(row: Row, data: LabelledDataConfig) -> list[Example]:
     """Return the labelled answer of a row, or the two of a row with a pair.
 
@@ -176,6 +180,7 @@ def labelled(row: Row, data: LabelledDataConfig) -> list[Example]:
         assert isinstance(found, Pair)
         return [Labelled(found.prompt, found.chosen, True), Labelled(found.prompt, found.rejected, False)]
     label = _column(row, data.label_key)
+    label = CELLS.get(label.lower(), label) if isinstance(label, str) else label
     if label not in (True, False):  # 0 and 1 count, as other tools write them
         raise RowError(data.label_key, f"is neither true nor false: {_shown(label)}")
     return [Labelled(_prompt(row, data), _answer(_column(row, data.completion_key), data.completion_key), bool(label))]
@@ -188,9 +193,9 @@ def steps(row: Row, data: StepsDataConfig) -> list[Example]:
         RowError: If a column is missing or malformed, or there are not as many labels as steps.
     """
     texts, labels = _column(row, data.steps_key), _column(row, data.label_key)
-    if not _is_list(texts) or not texts or not all(isinstance(text, str) and text for text in texts):
+    if not is_list(texts) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise RowError(data.steps_key, f"is no list of texts: {_shown(texts)}")
-    if not _is_list(labels) or len(labels) != len(texts):
+    if not is_list(labels) or len(labels) != len(texts):
         raise RowError(data.label_key, f"is no list of {len(texts)} labels, one for each step: {_shown(labels)}")
     for label in labels:
         if not isinstance(label, numbers.Real) or not 0 <= float(label) <= 1:
@@ -233,22 +238,32 @@ def _prompt(row: Row, data: TuneDataConfig, *, images: bool = False) -> Prompt:
     return messages
 
 
-ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
-"""Roles of the ShareGPT form -> ours."""
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
+"""Roles of the ShareGPT form -> ours; ``function_call`` is a message of the assistant whose value is the JSON of its calls."""
 
 
 def _messages(value: Any, key: str, *, images: bool = False) -> list[Message]:
     """Return chat messages, also those of the ShareGPT form (``from`` and ``value``), and with `images` those with parts for images."""
-    if not _is_list(value) or not value:
+    if not is_list(value) or not value:
         raise RowError(key, f"is no list of messages: {_shown(value)}")
     found: list[Message] = []
     for index, item in enumerate(value):
         if isinstance(item, Mapping) and "from" in item and "value" in item:
-            item = {"role": ROLES.get(item["from"], item["from"]), "content": item["value"]}
+            item = _from_sharegpt(item, index, key)
         if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
             raise RowError(key, f"holds no message with role and content at place {index}: {_shown(item)}")
         found.append(_message(item, index, key, images=images))
     return found
+
+
+def _from_sharegpt(item: Mapping[str, Any], index: int, key: str) -> dict[str, Any]:
+    role, value = item["from"], item["value"]
+    if role != "function_call":
+        return {"role": ROLES.get(role, role), "content": value}
+    try:
+        return {"role": "assistant", "tool_calls": json.loads(value) if isinstance(value, str) else value}
+    except ValueError as error:
+        raise RowError(key, f"holds a function_call that is not JSON, at place {index}: {error}") from error
 
 
 def _message(item: Mapping[str, Any], index: int, key: str, *, images: bool) -> Message:
@@ -258,7 +273,7 @@ def _message(item: Mapping[str, Any], index: int, key: str, *, images: bool) -> 
     if "function_call" in message:
         raise RowError(key, f"holds a message with function_call {place}, which templates leave out", "Write it as tool_calls.")
     if calls := message.get("tool_calls"):
-        message["tool_calls"] = [_call(call, place, key) for call in (calls if _is_list(calls) else [calls])]
+        message["tool_calls"] = [_call(call, place, key) for call in (calls if is_list(calls) else [calls])]
     content: Any = message.get("content", "" if calls else None)
     if not (images and item["role"] != "assistant" and any(part == {"type": "image"} for part in _parts(item))):
         content = _content(content, place, key)
@@ -274,7 +289,7 @@ def _content(value: Any, place: str, key: str) -> str | None:
     """Return content as text, also that of a list of parts; `None` if it is none."""
     if isinstance(value, str):
         return value
-    if not _is_list(value):
+    if not is_list(value):
         return None
     for part in value:
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
@@ -324,18 +339,18 @@ def _answer(value: Any, key: str) -> Message:
 
 def _without(prompt: Prompt, value: Any) -> Any:
     """Return a chat without the prompt that it repeats, as some data sets have it."""
-    if isinstance(prompt, str) or not _is_list(value) or len(value) <= len(prompt):
+    if isinstance(prompt, str) or not is_list(value) or len(value) <= len(prompt):
         return value
     begins = all(isinstance(a, Mapping) and _is_text_of(a.get("content"), b["content"]) for a, b in zip(value, prompt, strict=False))
     return list(value[len(prompt) :]) if begins else value
 
 
 def _is_text_of(content: Any, text: str) -> bool:
-    return (content if isinstance(content, str) else plain_text(content if _is_list(content) else None)) == text
+    return (content if isinstance(content, str) else plain_text(content if is_list(content) else None)) == text
 
 
 def _common_beginning(chosen: Any, rejected: Any, data: PairsDataConfig) -> tuple[Prompt, Any, Any]:
-    if not _is_list(chosen) or not _is_list(rejected):
+    if not is_list(chosen) or not is_list(rejected):
         raise RowError(data.prompt_key, "is missing, and the answers are no chats that could hold the prompt", "Name it with --prompt-key.")
     first, second = _messages(chosen, data.chosen_key), _messages(rejected, data.rejected_key)
     length = 0
@@ -357,7 +372,7 @@ def _with_tools(messages: list[Message], row: Row) -> list[Message]:
         found = json.loads(tools) if isinstance(tools, str) else tools
     except ValueError as error:
         raise RowError("tools", f"is not JSON: {error}") from error
-    if not _is_list(found) or not all(isinstance(tool, Mapping) for tool in found):
+    if not is_list(found) or not all(isinstance(tool, Mapping) for tool in found):
         raise RowError("tools", f"is no list of JSON schemas: {_shown(found)}")
     return [{**messages[0], "tools": list(found)}, *messages[1:]]
 
@@ -378,7 +393,8 @@ def _with_quality(prompt: Any, row: Row, data: DialogueDataConfig) -> Any:
     return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
 
 
-def _is_list(value: Any) -> bool:
+def is_list(value: Any) -> bool:
+    """Return True for a sequence that is no text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 

@@ -33,6 +33,7 @@ class Prepared:
         counts: What became of the examples, for training and evaluation.
         samples: A few rows as text.
         ends: Tokens that end answers and texts, the most frequent first.
+        notes: What a person is told of the sources.
     """
 
     parts: tuple[tuple[Row, ...], ...]
@@ -40,6 +41,7 @@ class Prepared:
     counts: Mapping[str, Mapping[str, int]]
     samples: tuple[str, ...]
     ends: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def check_models(config: TuneConfig) -> None:
@@ -78,7 +80,7 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
         held_out = tuple(pack(held_out, config.data.max_length))
     counts = {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)}
     ends = tuple(token for token, _ in encoder.ends.most_common())
-    return Prepared(parts, held_out, counts, samples, ends)
+    return Prepared(parts, held_out, counts, samples, ends, examples.notes)
 
 
 def image_reader(config: TuneConfig) -> ImageReader | None:

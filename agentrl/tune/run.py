@@ -131,7 +131,7 @@ def preview(method: Method, config: TuneConfig) -> list[str]:
     prepared = prepare(config, examples)
     steps = num_steps(config, [len(part) for part in prepared.parts])
     lines = [f"{steps} steps of {config.optim.batch_size} rows, learning rate {config.optim.learning_rate:g}"]
-    lines += [f"to train on: {data_text(prepared.counts['train'], config.data.max_length)}"]
+    lines += [*prepared.notes, f"to train on: {data_text(prepared.counts['train'], config.data.max_length)}"]
     if prepared.held_out:
         lines += [f"to evaluate on: {data_text(prepared.counts['eval'], config.data.max_length)}"]
     for number, sample in enumerate(prepared.samples, start=1):

@@ -58,6 +58,10 @@ class TuneDataConfig:
     """The same for ``--eval-data``."""
     eval_size: CountOrZero = 0
     """Rows to evaluate on: of ``--eval-data`` at most so many (0: all), else so many held out of ``--data``, chosen by the seed."""
+    bad_rows: Literal["stop", "skip"] = "stop"
+    """Rows that cannot be used: ``stop`` with the first, which is named, or ``skip`` them; they are counted, and the first ones shown."""
+    max_bad_rows: Fraction = 0.1
+    """Share of the rows of a source that ``--bad-rows skip`` may skip; with more the run is refused."""
     max_length: Annotated[int, Ge(8), Alias("--max-len")] = 1024
     """Tokens of a row at most, prompt included."""
     overlong: Literal["drop", "cut", "split"] = "drop"
@@ -82,7 +86,7 @@ class DialogueDataConfig(TuneDataConfig):
     """The rows to train and to evaluate on: chats, prompts with completions, or texts."""
 
     form: Literal["auto", "chat", "completion", "text"] = "auto"
-    """Form of the rows. ``auto``: by the columns of the first row."""
+    """Form of the rows. ``auto``: by the columns of the first row, forms of published data sets among them; docs/tune.md lists them."""
     messages_key: str = "messages"
     """Column that holds a chat: a list of messages with role and content."""
     completion_key: Annotated[str, Alias("--output-key")] = "completion"

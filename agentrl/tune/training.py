@@ -132,7 +132,7 @@ def _quiet() -> None:
 
 def _show_data(config: TuneConfig, prepared: Prepared, directory: RunDirectory, console: Console) -> None:
     """Say what became of the rows, and write a few of them as text."""
-    lines = [f"data: {data_text(prepared.counts['train'], config.data.max_length)}"]
+    lines = [*prepared.notes, f"data: {data_text(prepared.counts['train'], config.data.max_length)}"]
     if prepared.held_out:
         lines.append(f"held out: {data_text(prepared.counts['eval'], config.data.max_length)}")
     samples = "\n\n".join(prepared.samples)

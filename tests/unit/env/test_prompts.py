@@ -38,7 +38,7 @@ def test_jsonl_with_labels_chat_and_other_columns(tmp_path: Path) -> None:
     ("text", "field", "expected"),
     [
         ('{"prompt": "a"}\n{"prompt": \n', "--prompts", "line 2 is not JSON"),
-        ("[1]\n", "--prompts", "line 1 is a list"),
+        ("[1]\n", "--prompts", "row 0 is of the type int"),
         ('{"promt": "a"}\n', "--input-key", "Did you mean --input-key promt"),
         ('{"text1": "a", "x": 1}\n', "--input-key", "Its columns are text1, x"),
         ('{"prompt": "a"}\n{"prompt": 5}\n', "--prompts", "line 2: column 'prompt'"),
