@@ -164,7 +164,7 @@ def only_data() -> Iterator[None]:
     from deepspeed.utils.tensor_fragment import fragment_address
 
     def zero_stage(kind: object, member: str) -> ZeroStageEnum:  # Python before 3.11.4 pickles a member as getattr(class, name)
-        if kind is not ZeroStageEnum:
+        if kind not in (ZeroStageEnum,):
             raise UnpicklingError(f"getattr({kind!r}, {member!r})")
         return ZeroStageEnum[member]
 
