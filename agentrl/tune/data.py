@@ -49,6 +49,8 @@ class Source:
     notes: tuple[str, ...]
 
 
+MIN_HELD_OUT = 20
+"""Rows that are held out at least, where nothing is said and there are enough."""
 SHOWN = 3
 """Skipped rows that are shown."""
 NAMES = {
@@ -86,7 +88,12 @@ def read_examples(config: TuneConfig, form: str) -> Examples:
         return Examples(tuple(map(tuple, parts)), weights, tuple(_sample(found, count, config.run.seed)[0]), tuple(notes))
     if not weights:
         parts = [list(itertools.chain.from_iterable(parts))]
-    held, kept = _hold_out(parts, weights or (1.0,), config)
+    count = held_out_of(sum(map(len, parts))) if data.eval_size is None else data.eval_size
+    if (config.eval.eval_every or config.eval.keep_best) and not count:
+        name, value = ("--eval-every", config.eval.eval_every) if config.eval.eval_every else ("--keep-best", config.eval.keep_best)
+        problem = f"has no rows to evaluate on: of {counted(sum(map(len, parts)), 'row')} none is held out unless you say so"
+        raise ConfigError(name, value, problem, "Add --eval-size N or --eval-data.")
+    held, kept = _hold_out(parts, weights or (1.0,), count, config.run.seed)
     return Examples(tuple(map(tuple, kept)), weights, tuple(held), tuple(notes))
 
 
@@ -141,15 +148,20 @@ def _notes(source: str, count: int, form: NamedForm | None, found: Sequence[Exam
     return tuple(notes)
 
 
-def _hold_out(parts: Sequence[list[Example]], weights: Sequence[float], config: TuneConfig) -> tuple[list[Example], list[list[Example]]]:
-    """Hold out examples of each part by its weight; return them, and the parts without them."""
+def held_out_of(size: int) -> int:
+    """Return how many of `size` rows are held out where nothing is said: one of a hundred, at least 20, none of fewer than 200."""
+    return 0 if size < 10 * MIN_HELD_OUT else max(size // 100, MIN_HELD_OUT)
+
+
+def _hold_out(parts: Sequence[list[Example]], weights: Sequence[float], total: int, seed: int) -> tuple[list[Example], list[list[Example]]]:
+    """Hold out `total` examples, of each part by its weight; return them, and the parts without them."""
     held: list[Example] = []
     kept: list[list[Example]] = []
-    for index, (part, count) in enumerate(zip(parts, shares(config.data.eval_size, weights), strict=True)):
+    for index, (part, count) in enumerate(zip(parts, shares(total, weights), strict=True)):
         if count >= len(part):
             problem = f"leaves nothing to train on of {' + '.join(str(len(each)) for each in parts)} rows"
-            raise ConfigError("--eval-size", config.data.eval_size, problem, "Lower it, or name other rows with --eval-data.")
-        chosen, rest = _sample(part, count, config.run.seed, index)
+            raise ConfigError("--eval-size", total, problem, "Lower it, or name other rows with --eval-data.")
+        chosen, rest = _sample(part, count, seed, index)
         held += chosen
         kept.append(rest)
     return held, kept

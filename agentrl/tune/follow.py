@@ -106,21 +106,29 @@ class Best:
     Args:
         metric: Name of the metric; empty keeps none.
         folder: Where the model goes.
-        known: The best value of an earlier part of the run.
+        rows: Rows of metrics of an earlier part of the run.
+
+    Attributes:
+        since: Evaluations in a row that were not better.
     """
 
-    def __init__(self, metric: str, folder: Path, known: float | None = None) -> None:
-        self.metric, self.folder, self._value = metric.removeprefix("eval/"), folder, known
+    def __init__(self, metric: str, folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.metric, self.folder, self.since = metric.removeprefix("eval/"), folder, 0
+        self._value: float | None = None
+        for row in rows:
+            if "eval/loss" in row:
+                self.better({name.removeprefix("eval/"): value for name, value in row.items()})
 
     def better(self, metrics: Mapping[str, float]) -> float | None:
         """Return the new best value; `None` if it is not better than the one before."""
+        if not self.metric:
+            return None
         value = metrics.get(self.metric)
-        if not self.metric or value is None or value != value:
-            return None
         sign = -1 if self.metric in LOWER_IS_BETTER else 1
-        if self._value is not None and sign * value <= sign * self._value:
+        if value is None or value != value or (self._value is not None and sign * value <= sign * self._value):
+            self.since += 1
             return None
-        self._value = value
+        self._value, self.since = value, 0
         return value
 
 
@@ -158,8 +166,10 @@ class Follower(TrainerCallback):  # type: ignore[misc]
     def __init__(self, rows: Rows, best: Best, stop: Stop, config: TuneConfig, *, evaluates: bool, clock: Callable[[], float]) -> None:
         self.rows, self._best, self._stop, self._run = rows, best, stop, config.run
         self._eval_every, self._evaluates, self._clock = config.eval.eval_every, evaluates, clock
+        self._patience = config.eval.early_stopping
         self.trainer: Any = None
         self.stopped = False
+        self.settled = False  # early stopping ended the run
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> Any:
         """Decide what follows the step."""
@@ -192,5 +202,8 @@ class Follower(TrainerCallback):  # type: ignore[misc]
             if (value := self._best.better(metrics)) is not None:
                 self.rows.note(**{"eval/best": value, "eval/best_step": float(state.global_step)})
                 save_model(self.trainer, self._best.folder)
+            elif self._patience and self._best.since >= self._patience and state.global_step < state.max_steps:
+                self.settled = control.should_training_stop = True
+                control.should_save = bool(self._run.save_every)
         else:
             self.rows.trained(state.global_step, logs, self._clock())

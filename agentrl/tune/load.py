@@ -14,7 +14,7 @@ from agentrl.config.mapping import COMMAND, differences
 from agentrl.config.mapping import to_json as settings_json
 from agentrl.core.errors import ConfigError
 from agentrl.tune.methods import METHODS, Method
-from agentrl.tune.rules import check, with_learning_rate
+from agentrl.tune.rules import check, with_best, with_learning_rate
 from agentrl.tune.settings import TuneConfig
 
 AUTO = "auto"
@@ -29,8 +29,8 @@ class TuneCommand(Command[TuneConfig]):
         self.method = method
 
     def finish(self, config: TuneConfig, given: Container[str], saved: Mapping[str, Any]) -> TuneConfig:
-        """Fill in the learning rate, and apply the rules of the method."""
-        return check(self.method, with_learning_rate(self.method, config))
+        """Fill in the learning rate and what evaluations are judged by, and apply the rules of the method."""
+        return check(self.method, with_best(with_learning_rate(self.method, config)))
 
 
 @cache

@@ -45,6 +45,11 @@ def with_learning_rate(method: Method, config: TuneConfig) -> TuneConfig:
     return changed(config, learning_rate=round(rate * factor, 12))
 
 
+def with_best(config: TuneConfig) -> TuneConfig:
+    """Return the settings with the figure by which ``--early-stopping`` judges, unless one is named."""
+    return changed(config, keep_best="loss") if config.eval.early_stopping and not config.eval.keep_best else config
+
+
 def check(method: Method, config: TuneConfig) -> TuneConfig:
     """Return the settings unchanged if they go together.
 
@@ -166,7 +171,7 @@ def _check_dpo(own: DpoMethodConfig) -> None:
 
 
 def _evaluation(method: Method, config: TuneConfig) -> None:
-    rows = config.data.eval_data or config.data.eval_size
+    rows = config.data.eval_data or config.data.eval_size != 0
     figures = ("loss", *method.metrics)
     best = config.eval.keep_best.removeprefix("eval/")
     if config.eval.eval_every and not rows:
@@ -175,6 +180,8 @@ def _evaluation(method: Method, config: TuneConfig) -> None:
         raise ConfigError("--keep-best", best, "is measured on held-out rows, and there are none", "Add --eval-size N or --eval-data.")
     if best and best not in figures:
         raise ConfigError("--keep-best", best, "is no figure of this method", f"Figures: {', '.join(figures)}.")
+    if config.eval.early_stopping and not config.eval.eval_every:
+        raise ConfigError("--early-stopping", config.eval.early_stopping, "counts evaluations, and there are none", "Add --eval-every N.")
 
 
 def _resume(method: Method, config: TuneConfig) -> None:

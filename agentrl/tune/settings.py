@@ -56,8 +56,9 @@ class TuneDataConfig:
     """Rows to evaluate on, in the same forms as ``--data``. Empty: ``--eval-size``."""
     eval_split: str = "test"
     """The same for ``--eval-data``."""
-    eval_size: CountOrZero = 0
-    """Rows to evaluate on: of ``--eval-data`` at most so many (0: all), else so many held out of ``--data``, chosen by the seed."""
+    eval_size: CountOrZero | None = None
+    """Rows to evaluate on: of ``--eval-data`` at most so many (0: all), else so many held out of ``--data``, chosen by the seed. Default:
+    all of ``--eval-data``; else one of a hundred rows, at least 20, and none of fewer than 200 rows."""
     bad_rows: Literal["stop", "skip"] = "stop"
     """Rows that cannot be used: ``stop`` with the first, which is named, or ``skip`` them; they are counted, and the first ones shown."""
     max_bad_rows: Fraction = 0.1
@@ -181,6 +182,8 @@ class TuneEvalConfig:
     """Steps between two evaluations; 0: before the first step and after the last one only."""
     keep_best: Annotated[str, ResumeMayChange] = ""
     """Figure of the evaluation, ``loss`` or ``accuracy`` for example, whose best model is kept in ``best/``. Empty: none is kept."""
+    early_stopping: Annotated[CountOrZero, ResumeMayChange, Alias("--patience", "--early-stopping-patience")] = 0
+    """End after so many evaluations in a row without a better figure of ``--keep-best``, which is ``loss`` if none is named; 0: go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

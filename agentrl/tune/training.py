@@ -67,8 +67,7 @@ def train(
     try:
         with (stop or Stop()).on_signals() as asked:
             rows = Rows(method, sinks, epoch_rows=epoch_size(sizes, config), batch_size=config.optim.batch_size)
-            known = [row["eval/best"] for row in directory.rows if row.get("eval/best") is not None]
-            best = Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None)
+            best = Best(config.eval.keep_best, directory.path / "best", directory.rows)
             evaluates, clock = bool(prepared.held_out), lambda: time.monotonic() - started_s
             follower = Follower(rows, best, asked, config, evaluates=evaluates, clock=clock)
             status = _train(method, config, prepared, directory, steps, follower, display)
@@ -104,6 +103,8 @@ def _train(
         follower.rows.flush()
         if follower.stopped:
             return "interrupted"
+        if follower.settled and display is not None:
+            display.on_stage(f"ending, because the last {config.eval.early_stopping} evaluations have no better {config.eval.keep_best}")
         save_model(trainer, directory.path / "model")
         return "finished"
     finally:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.errors import ConfigError, DataError
-from agentrl.tune.data import drawing_order, epoch_size, read_examples
-from agentrl.tune.settings import PairsDataConfig, TuneConfig, TuneRunConfig
+from agentrl.tune.data import drawing_order, epoch_size, held_out_of, read_examples
+from agentrl.tune.settings import PairsDataConfig, TuneConfig, TuneEvalConfig, TuneRunConfig
 
 
 def pairs(path: Path, count: int) -> str:
@@ -49,6 +49,17 @@ def test_held_out_rows_follow_from_the_seed_and_are_not_trained(tmp_path: Path):
     assert not set(map(repr, first.held_out)) & set(map(repr, first.parts[0]))
     with pytest.raises(ConfigError, match="leaves nothing to train on"):
         read_examples(config(data=source, eval_size=20), "pairs")
+
+
+def test_one_of_a_hundred_rows_is_held_out_where_nothing_is_said(tmp_path: Path):
+    assert [held_out_of(size) for size in (0, 199, 200, 1999, 2100, 50_000)] == [0, 0, 20, 20, 21, 500]
+    found = read_examples(config(data=pairs(tmp_path / "a.jsonl", 250)), "pairs")
+    assert (len(found.held_out), found.num_trained) == (20, 230)
+    few = pairs(tmp_path / "b.jsonl", 20)
+    assert not read_examples(config(data=few), "pairs").held_out
+    asked = TuneConfig(data=PairsDataConfig(data=few), eval=TuneEvalConfig(keep_best="loss"))
+    with pytest.raises(ConfigError, match=r"of 20 rows none is held out unless you say so\. Add --eval-size N"):
+        read_examples(asked, "pairs")
 
 
 def test_rows_to_evaluate_on_may_be_named(tmp_path: Path):

@@ -55,8 +55,15 @@ def test_an_evaluation_of_another_step_is_a_row_of_its_own(sink: Sink):
 def test_the_best_loss_is_the_lowest_and_the_best_accuracy_the_highest():
     loss = Best("loss", Path("best"))
     assert [loss.better({"loss": value}) for value in (0.5, 0.6, float("nan"), 0.4)] == [0.5, None, None, 0.4]
-    accuracy = Best("eval/accuracy", Path("best"), known=0.5)
+    before = [
+        {"step": 0, "eval/loss": 1.0, "eval/accuracy": 0.5},
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "eval/loss": 1.0, "eval/accuracy": 0.3},
+    ]
+    accuracy = Best("eval/accuracy", Path("best"), before)
+    assert accuracy.since == 1
     assert [accuracy.better({"accuracy": value}) for value in (0.4, 0.5, 0.6)] == [None, None, 0.6]
+    assert accuracy.since == 0
     assert Best("", Path("best")).better({"loss": 0.1}) is None
     assert loss.better({"accuracy": 1.0}) is None
 
@@ -94,3 +101,27 @@ def test_a_request_to_stop_saves_and_ends_but_not_after_the_last_step(sink: Sink
     assert not each.stopped
     assert decided(each, 2)[0] == "lsx"
     assert each.stopped
+
+
+def test_evaluations_that_are_no_better_end_the_run(sink: Sink, monkeypatch: pytest.MonkeyPatch):
+    saved: list[Path] = []
+    monkeypatch.setattr("agentrl.tune.follow.save_model", lambda trainer, folder: saved.append(folder))
+    config = TuneConfig(run=TuneRunConfig(save_every=5), eval=TuneEvalConfig(eval_every=1, early_stopping=2))
+    each = Follower(rows(sink), Best("loss", Path("best")), Stop(), config, evaluates=True, clock=lambda: 1.0)
+    ended = []
+    for step, loss in enumerate((0.7, 0.5, 0.6, 0.4, 0.4, 0.6), start=1):
+        after = control()
+        each.on_log(None, SimpleNamespace(global_step=step, max_steps=9), after, {"eval_loss": loss})
+        ended.append((after.should_training_stop, after.should_save))
+    assert ended == [(False, False)] * 5 + [(True, True)]
+    assert each.settled
+    assert len(saved) == 3
+
+
+def test_the_last_evaluation_ends_nothing_early(sink: Sink):
+    config = TuneConfig(eval=TuneEvalConfig(eval_every=1, early_stopping=1))
+    each = Follower(
+        rows(sink), Best("loss", Path("best"), [{"step": 0, "eval/loss": 0.1}]), Stop(), config, evaluates=True, clock=lambda: 1.0
+    )
+    each.on_log(None, SimpleNamespace(global_step=3, max_steps=3), control(), {"eval_loss": 0.2})
+    assert not each.settled

@@ -54,8 +54,9 @@ WRONG = [
     (["--data", DATA, "--num-ranks", "3"], "is not divisible by 3 ranks"),
     (["--data", DATA, "--micro-batch-size", "5"], "does not divide the 32 rows"),
     (["--data", DATA, "--lora-alpha", "8"], "has no effect without an adapter"),
-    (["--data", DATA, "--eval-every", "5"], "has no rows to evaluate on"),
-    (["--data", DATA, "--keep-best", "loss"], "there are none"),
+    (["--data", DATA, "--eval-size", "0", "--eval-every", "5"], "has no rows to evaluate on"),
+    (["--data", DATA, "--eval-size", "0", "--keep-best", "loss"], "there are none"),
+    (["--data", DATA, "--early-stopping", "2"], "Add --eval-every N"),
     (["--data", DATA, "--eval-size", "4", "--keep-best", "bleu"], "is no figure of this method"),
     (["--data", DATA, "--overlong", "split"], "is for plain text"),
     (["--data", DATA, "--data-probs", "1,2"], "has 2 numbers for 1 data set"),
@@ -71,6 +72,13 @@ def test_what_is_wrong_is_named_with_its_remedy(words: list[str], message: str):
     with pytest.raises(ConfigError) as caught:
         load(DPO, words)
     assert message in str(caught.value)
+
+
+def test_early_stopping_goes_by_the_loss_unless_a_figure_is_named():
+    words = ["--data", DATA, "--eval-every", "5", "--patience", "3"]
+    assert load(DPO, words).eval.keep_best == "loss"
+    assert load(DPO, [*words, "--keep-best", "accuracy"]).eval.keep_best == "accuracy"
+    assert load(DPO, ["--data", DATA]).eval.keep_best == ""
 
 
 def test_rules_of_single_methods():
