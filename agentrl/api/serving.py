@@ -18,7 +18,7 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, derive_seed
 from agentrl.engine.parsers import answer_parser, fit_parser
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import EndpointSession
@@ -67,6 +67,7 @@ async def serve(config: ServeConfig, say: Say) -> None:
     try:
         await engine.start()
         codec = make_codec(tokenizer, settings, engine.end_token_ids)
+        let_see(codec, settings.model, settings.rollout)
         await asyncio.to_thread(fit_parser, codec, endpoint, parser)
         server = EndpointServer(endpoint, is_exact=True)
         session = _session(engine, codec, settings, server.turns, say)

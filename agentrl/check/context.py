@@ -48,6 +48,9 @@ def stable(value: Any, depth: int = 0) -> str:
         return "[" + ",".join(stable(item, depth + 1) for item in value) + "]"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value).__name__ + stable({item.name: getattr(value, item.name) for item in dataclasses.fields(value)}, depth + 1)
+    if hasattr(value, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):  # arrays and images
+        form = [str(getattr(value, name, "")) for name in ("dtype", "shape", "mode", "size")]
+        return f"{type(value).__name__}({' '.join(form)} {hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()})"
     if hasattr(value, "tolist"):
         return stable(value.tolist(), depth + 1)
     attributes = getattr(value, "__dict__", None)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.assets import located_model, tiny_model_path
+from agentrl.assets import tiny_model_path
 from agentrl.core.errors import ConfigError
 
 EXACT = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3"})
@@ -311,7 +311,7 @@ def find_shape(model: str) -> ModelShape:
 @cache
 def local_config(model: str) -> Path | None:
     """Return the ``config.json`` of a model without asking a network, as `read_shape` finds it; `None` if it is not on this machine."""
-    path = Path(located_model(model)).expanduser() if model else tiny_model_path()
+    path = Path(model).expanduser() if model else tiny_model_path()
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from agentrl.assets import located_model
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.schema import PlaySettings
 from agentrl.config.sections import changed
@@ -18,7 +17,7 @@ def with_absolute_paths(config: P) -> P:
     config = changed(
         config,
         agent=absolute_names(config.run.agent),
-        model=absolute_names(located_model(config.model.model)),
+        model=absolute_names(config.model.model),
         prompts=absolute_names(config.data.prompts),
         eval_prompts=absolute_names(config.data.eval_prompts),
         reward_model=tuple(map(absolute_names, config.reward.reward_model)),

@@ -17,6 +17,7 @@ from annotated_types import Ge
 
 from agentrl.algo.facts import facts_of
 from agentrl.algo.options import option_names
+from agentrl.assets import located_model
 from agentrl.config.algorithm import KINDS, AlgoConfig, AlgoSettings, chosen_functions
 from agentrl.config.data_rules import listed
 from agentrl.config.engine import EngineConfig, WeightsConfig
@@ -184,6 +185,9 @@ class ModelConfig:
     thinking: Literal["auto", "on", "off", "keep"] = "auto"
     """``on`` and ``off`` set the chat template's own switch for thinking, ``keep`` the one that keeps the thinking of earlier turns in the
     prompt; refused for a template without such a switch. ``auto``: as the template does by itself."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", located_model(self.model))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.tasks import TaskSource
 from agentrl.inspect.play_terminal import Leave, PlayScreen, Reader
-from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedEngine, WatchedSession, written_turn
@@ -110,6 +110,7 @@ class PlaySession:
         config = self._config
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=config.model.trust_remote_code)
         self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
+        let_see(self._codec, config.model, config.rollout)
         fit_parser(self._codec, config.endpoint)
         if self._codec.tool_parser != JSON_PARSER:
             self._tell(f"Tool calls are read by {self._codec.tool_parser}.")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.config.schema import DataConfig, EndpointConfig, ModelConfig
+from agentrl.config.schema import DataConfig, EndpointConfig, ModelConfig, RolloutConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Prompt
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import names_own_form
+from agentrl.rollout.images import open_reader
 from agentrl.rollout.template import ChatTemplate
 
 
@@ -43,6 +44,11 @@ def make_codec(tokenizer: Any, settings: CodecSettings, end_token_ids: Sequence[
     )
     _check_vocabulary(codec, Path(settings.model.model) / "config.json")
     return codec
+
+
+def let_see(codec: ChatCodec, model: ModelConfig, limits: RolloutConfig) -> None:
+    """Let a codec put images in the places that a chat has for them, if its model reads images."""
+    codec.images = open_reader(model.model, limits, trust_remote_code=model.trust_remote_code)
 
 
 def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:

@@ -28,13 +28,12 @@ from agentrl.core.types import Group, GroupRequest, Status
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.group_rewards import GroupRewards
-from agentrl.rollout.images import open_reader
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.partners import MakeEngine, Partner, Partners
 from agentrl.rollout.records import group_records
@@ -197,8 +196,7 @@ class EpisodeWorker:
         await self._engine.start()
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=self._settings.model.trust_remote_code)
         self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
-        model = self._settings.model
-        self._codec.images = open_reader(model.model, self._settings.rollout, trust_remote_code=model.trust_remote_code)
+        let_see(self._codec, self._settings.model, self._settings.rollout)
         if self._fit_parser is not None:
             await asyncio.to_thread(self._fit_parser, self._codec, self._settings.endpoint)
         if self._learned is not None:

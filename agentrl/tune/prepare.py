@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from agentrl.assets import located_model, tiny_model_path
+from agentrl.assets import tiny_model_path
 from agentrl.config.schema import RolloutConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
@@ -58,7 +58,7 @@ def check_models(config: TuneConfig) -> None:
 
 def model_path(config: TuneConfig) -> str:
     """Return the directory or hub name of the model to train; the bundled model unless ``--model`` names one."""
-    return located_model(config.model.model) or str(tiny_model_path())
+    return config.model.model or str(tiny_model_path())
 
 
 def prepare(config: TuneConfig, examples: Examples) -> Prepared:

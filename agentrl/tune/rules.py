@@ -7,7 +7,6 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.assets import located_model
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template, listed
 from agentrl.config.lora import holds_adapter
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
@@ -142,7 +141,7 @@ def _models(method: Method, config: TuneConfig) -> None:
 
 def named_models(config: TuneConfig) -> list[tuple[str, str]]:
     """Return the flags that name models, with what they name."""
-    named = [("--model", located_model(config.model.model))]
+    named = [("--model", config.model.model)]
     named += [(flag(name), getattr(config.method, name)) for name in ("reference", "teacher") if hasattr(config.method, name)]
     return [(name, value) for name, value in named if value]
 

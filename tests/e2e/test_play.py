@@ -203,6 +203,12 @@ def test_a_model_is_watched_turn_by_turn() -> None:
         assert terminal.end() == 0
 
 
+def test_a_model_that_reads_images_is_watched(piped: Callable[..., Done]) -> None:
+    done = piped(str(ENVS / "shapes.py"), "--model", "tiny-vision", "--engine", "transformers", "--episodes", "1")
+    assert done.code == 0
+    assert "finished after 1 turn" in done.out
+
+
 def test_tools_are_listed_and_the_text_has_the_latest_answer(tmp_path: Path, piped: Callable[..., Done]) -> None:
     env = env_file(
         tmp_path,

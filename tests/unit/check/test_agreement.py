@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.api.checking import rehearse
-from agentrl.assets import located_model, tiny_model_path
+from agentrl.assets import tiny_model_path
 from agentrl.check.findings import Severity
 from agentrl.check.policies import label_text
 from agentrl.check.tokenizer import load_codec
@@ -40,7 +40,7 @@ FAILING = [f"bad_results:{name}" for name in ("NeedsArguments", "ResetRaises", "
 
 def model_of(env: str) -> ModelConfig:
     """Return the model that a file of ours is for."""
-    return ModelConfig(model=located_model(MODELS.get(Path(env).stem, "")) or str(tiny_model_path()))
+    return ModelConfig(model=MODELS.get(Path(env).stem, str(tiny_model_path())))
 
 
 async def is_found_broken(env: str, data: DataConfig) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from agentrl.assets import VISION_MODEL, located_model
+from agentrl.assets import VISION_MODEL
 from tests.unit.check.support import checked, ids
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def _ready_made() -> list[ParameterSet]:
 
 @pytest.mark.parametrize("file", _ready_made())
 def test_ready_made_environments(file: Path) -> None:
-    model = {"model": located_model(VISION_MODEL)} if file.stem in PICTURES else {}
+    model = {"model": VISION_MODEL} if file.stem in PICTURES else {}
     report = checked(str(file), budget_s=SHORT.get(file.stem, 60.0), **model)
     assert ids(report) == JUSTIFIED.get(file.stem, set()), [finding.seen for finding in report.findings]
     assert report.skipped == [] or file.stem in SHORT

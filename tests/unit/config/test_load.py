@@ -13,7 +13,7 @@ import pytest
 from agentrl.config.commands import load_config
 from agentrl.config.load import aliases, expand_aliases
 from agentrl.config.mapping import from_mapping, to_json
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import ModelConfig, TrainConfig
 from agentrl.config.sections import flag, settings_of
 from agentrl.core.errors import ConfigError
 
@@ -178,3 +178,11 @@ def test_a_removed_setting_of_an_old_run_is_passed_over_unless_it_changed_the_tr
                 load_config(words)
         else:
             assert load_config(words).learner.num_learners == 2
+
+
+def test_the_name_of_a_bundled_model_is_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (Path(ModelConfig(model="tiny-vision").model) / "config.json").is_file()
+    assert ModelConfig(model="someone/tiny-vision").model == "someone/tiny-vision"
+    (tmp_path / "tiny-vision").mkdir()
+    assert ModelConfig(model="tiny-vision").model == "tiny-vision"
