@@ -46,10 +46,35 @@ class BestModel:
         found = read_best(run_dir) if resumed else None
         self.best = found if found is not None and found.metric == metric else None  # so far
 
-    async def consider(self, step: int, metrics: Mapping[str, float]) -> BestModelSaved | None:
-        """Save the learner's model if its metric is better than what was best so far; returns what was saved.
+    async def write(self) -> Path:
+        """Write the model that the learner holds now, to be the best if `consider` finds it so; returns the directory.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        temporary = await asyncio.to_thread(temporary_directory, self._target)
+        with anyio.CancelScope(shield=True):  # the learner would go on writing
+            try:
+                await self._learner.save_model(str(temporary))
+            except BaseException:
+                self.discard(temporary)
+                raise
+        return temporary
+
+    def discard(self, written: Path) -> None:
+        """Remove what `write` wrote, if it is still there."""
+        for left in (written, _average_of(written)):
+            shutil.rmtree(left, ignore_errors=True)
+
+    async def consider(self, step: int, metrics: Mapping[str, float], written: Path | None = None) -> BestModelSaved | None:
+        """Keep the model of `step` if its metric is better than what was best so far; returns what was saved.
 
         Nothing is done if failures of the evaluation after `step` left the metric out.
+
+        Args:
+            step: Steps done, which is the version of the weights that were measured.
+            metrics: The figures of the evaluation.
+            written: Where `write` wrote the model; `None` if the learner still holds it.
 
         Raises:
             ConfigError: If nothing failed and yet there is no such figure.
@@ -62,15 +87,13 @@ class BestModel:
         if self.best is not None and value <= self.best.value:
             return None
         best = Best(step=step, metric=self._metric, value=value)
-        temporary = await asyncio.to_thread(temporary_directory, self._target)
-        average = temporary.with_name(f"{temporary.name}-ema")
-        with anyio.CancelScope(shield=True):  # the learner would go on writing
+        if written is None:
+            written = await self.write()
+        with anyio.CancelScope(shield=True):  # the thread would go on
             try:
-                await self._learner.save_model(str(temporary))
-                await asyncio.to_thread(self._replace, temporary, average, best)
+                await asyncio.to_thread(self._replace, written, _average_of(written), best)
             finally:
-                for left in (temporary, average):
-                    shutil.rmtree(left, ignore_errors=True)
+                self.discard(written)
         self.best = best
         return BestModelSaved(step=step, metric=self._metric, value=value, path=self._target)
 
@@ -87,6 +110,11 @@ class BestModel:
         if metrics.get("eval/tasks") and not metrics.get("eval/failed_episodes"):
             known = ", ".join(sorted(name for name in metrics if name.startswith("eval/")))
             raise ConfigError("--keep-best", self._metric, "is no figure of this evaluation", f"There are {known}.")
+
+
+def _average_of(written: Path) -> Path:
+    """Return where the learner writes the moving average of the weights, if it keeps one."""
+    return written.with_name(f"{written.name}-ema")
 
 
 def read_best(run_dir: Path) -> Best | None:

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -188,8 +189,9 @@ def kind_of(task: Task, by: str = "") -> str:
 class Evaluations:
     """Evaluates a run's model every few steps; a hook for `agentrl.flow.train`.
 
-    The learner waits meanwhile, so the weights that were published last stay what they are, and the best model can be saved.
-    Groups to train on go on beside it; their slots bound their staleness as always.
+    The weights that were published last stay what they are until it ends. With `beside` the learner trains the next step meanwhile, and
+    exports it afterwards; the model is written before, where the best is to be kept. Otherwise the learner waits. Groups to train on
+    go on in any case; their slots bound their staleness as always.
     """
 
     def __init__(
@@ -205,8 +207,9 @@ class Evaluations:
         max_failure_rate: float = 0.5,  # share of the episodes that may fail
         run_dir: Path | None = None,  # directory that gets ``evaluations.jsonl`` and recorded episodes; `None` writes nothing
         report: StallReport | None = None,  # writes down what every process does when nothing progresses
+        beside: bool = False,  # True: the learner trains the next step meanwhile, with engines that generate all the time
     ) -> None:
-        self._pool, self._tasks, self._settings, self._best = pool, tasks, settings, best
+        self._pool, self._tasks, self._settings, self._best, self.beside = pool, tasks, settings, best, beside
         self._every, self._num_steps, self._max_failure_rate = every, num_steps, max_failure_rate
         self._run_dir, self._observer, self._report = run_dir, observer, report
 
@@ -218,15 +221,26 @@ class Evaluations:
         """Evaluate if it is time to.
 
         Returns:
-            The figures as ``eval/...``; empty if it is not.
+            The figures as ``eval/...``; empty if it is not, or if they come later.
         """
         if not self.due(point.step):
             return {}
-        await point.until_live()
-        return await self.evaluate(point.step, lambda summary, done, total: point.progress())
+        if not self.beside:
+            return await self._at(point, None)
+        point.beside(partial(self._at, point, await self._best.write() if self._best is not None else None))
+        return {}
 
-    async def evaluate(self, step: int, on_group: OnGroup | None = None) -> dict[str, float]:
-        """Evaluate the weights of `step`, which are live and stay so.
+    async def _at(self, point: SafePoint, written: Path | None) -> dict[str, float]:
+        """Evaluate the weights of a step as soon as they are live; `written` is removed, unless it is the best model."""
+        try:
+            await point.until_live()
+            return await self.evaluate(point.step, lambda summary, done, total: point.progress(), written)
+        finally:
+            if self._best is not None and written is not None:
+                self._best.discard(written)
+
+    async def evaluate(self, step: int, on_group: OnGroup | None = None, written: Path | None = None) -> dict[str, float]:
+        """Evaluate the weights of `step`, which are live and stay so; `written` has the model if the learner may hold another by then.
 
         Raises:
             TooManyFailuresError: If too many episodes failed to say anything.
@@ -244,7 +258,7 @@ class Evaluations:
         if self._run_dir is not None:
             log_evaluation(self._run_dir / "evaluations.jsonl", step, assessment, seconds, outcomes)
         metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
-        metrics |= await self._keep(step, metrics)
+        metrics |= await self._keep(step, metrics, written)
         # Last, because a callback may ask for the end of the run, which cancels what an evaluation still has to do.
         await self._observer.notify(EvaluationEnd(step=step, metrics=metrics, seconds=seconds, text=evaluation_line(assessment)))
         return metrics
@@ -267,11 +281,11 @@ class Evaluations:
         finally:
             recorder.close()
 
-    async def _keep(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    async def _keep(self, step: int, metrics: Mapping[str, float], written: Path | None) -> dict[str, float]:
         """Save the model if it is the best so far; returns which one is."""
         if self._best is None:
             return {}
-        saved = await self._best.consider(step, metrics)
+        saved = await self._best.consider(step, metrics, written)
         if saved is not None:
             await self._observer.notify(saved)
         best = self._best.best
@@ -340,4 +354,5 @@ def open_evaluations(
         run_dir=run_dir,
         observer=observer,
         report=report,
+        beside=config.flow.staleness > 0,
     )

@@ -25,7 +25,7 @@ from agentrl.flow.ledger import failure_reason
 from agentrl.flow.metrics import Trained
 from agentrl.flow.queue import TOGETHER, Accepted, Finished, Release, Taken
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.state import RunState, Spawn
+from agentrl.flow.state import RunState, Spawn, Work
 
 OVERSAMPLED = "oversampled"
 """Reason for which the oversampled groups of a step are dropped."""
@@ -178,8 +178,10 @@ async def train_steps(run: RunState) -> None:
                 break
             _give_up(run, taken.oversampled)
             ended_s, run.latest = await _train_one(run, step, taken, ended_s)
-            await _after_step(run, step + 1)
+            await _after_step(run, step + 1, saves)
             await _checkpoint(run, saves)
+        run.board.waiting("train", f"what runs beside the steps with version {run.latest.step}, as its evaluation")
+        await run.hooked.until(run.latest.step)
         run.training_over = True
         await _checkpoint(run, saves)
         run.board.waiting("train", "the last checkpoint to be complete")
@@ -214,6 +216,10 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
         run.score_moments.add(member.model_scores for member in group.summary.trainable)
     run.notes.setdefault(step + 1, {}).update(run.admissions.step_done())
     progress = run.progress(step + 1)  # now, because publication frees slots, and then the next step's groups begin to count
+    run.board.waiting("train", f"what runs beside step {step + 1} with version {step}, as its evaluation")
+    await run.hooked.until(step)
+    if run.beside_step == step:
+        run.notes.setdefault(step + 1, {})["eval/wait_s"] = run.clock() - trained_s
     run.board.waiting("train", f"the publication before version {step + 1}")
     await run.publisher_idle.acquire()
     run.board.waiting("train", f"the learner to export version {step + 1}")
@@ -257,15 +263,36 @@ async def _save(run: RunState, checkpoints: Checkpoints, progress: Progress, *, 
         await run.observer.notify(CheckpointWritten(step=progress.step, path=path))
 
 
-async def _after_step(run: RunState, step: int) -> None:
-    """Run the hooks; the step's metrics wait for what they say, and nothing of it if the run is stopped meanwhile."""
+async def _after_step(run: RunState, step: int, tasks: TaskGroup) -> None:
+    """Run the hooks; the step's metrics wait for what they say, and nothing of it if the run is stopped meanwhile.
+
+    The learner goes on with the next step while `tasks` do what the hooks left for that.
+    """
+    works: list[Work] = []
     if not run.stopped:
         with anyio.CancelScope() as run.hooks:
             for hook in run.after_step:
                 run.board.waiting("train", f"{getattr(hook, '__qualname__', type(hook).__name__)} after step {step}")
-                run.notes.setdefault(step, {}).update(await hook(run.safe_point(step)) or {})
+                run.notes.setdefault(step, {}).update(await hook(run.safe_point(step, works)) or {})
                 run.board.progress()
         run.hooks = None
+    if works:
+        tasks.start_soon(_beside, run, step, works, name=f"beside step {step + 1}")
+    else:
+        run.hooked.advance(step)
+
+
+async def _beside(run: RunState, step: int, works: list[Work]) -> None:
+    """Do what the hooks after `step` left to be done beside the next one; it leaves no figures if the run is stopped meanwhile.
+
+    Consumes live weights, which stay so: the next version is exported afterwards. Produces figures of the step. Waits for the workers.
+    """
+    run.beside_step = step
+    with anyio.CancelScope() as run.beside:
+        for work in [] if run.stopped else works:
+            run.notes.setdefault(step, {}).update(await work() or {})
+            run.board.progress()
+    run.beside = None
     run.hooked.advance(step)
 
 

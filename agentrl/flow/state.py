@@ -48,12 +48,20 @@ class AwaitableCounter:
 
 @dataclass(frozen=True, slots=True)
 class SafePoint:
-    """The moment between two steps at which a hook runs: while it runs, the learner holds the weights of `step` and does not train."""
+    """The moment between two steps at which a hook runs: while it runs, the learner holds the weights of `step` and does not train.
+
+    Work that needs the weights in the workers alone is handed to `beside`: the learner trains the next step meanwhile, and exports it
+    when the work is done. So the weights of `step` stay those of every worker, whatever time the work takes.
+    """
 
     step: int  # steps done
-    until_live: Callable[[], Awaitable[None]]  # waits until these weights are those of every worker; they stay so until the hook returns
-    progress: Callable[[], None]  # to be called now and then by a hook that takes long, so that the run is not thought to hang
+    until_live: Callable[[], Awaitable[None]]  # waits until these weights are those of every worker; they stay so until hook and work end
+    progress: Callable[[], None]  # to be called now and then by what takes long, so that the run is not thought to hang
+    beside: Callable[[Work], None]  # takes work to be done beside the next step; its figures are added to the metrics of this step
 
+
+Work: TypeAlias = Callable[[], Awaitable[Mapping[str, float] | None]]
+"""Work of a hook beside the next step; what it returns is added to the metrics of the step."""
 
 AfterStep: TypeAlias = Callable[[SafePoint], Awaitable[Mapping[str, float] | None]]
 """A hook between two steps; what it returns is added to the metrics of the step."""
@@ -104,7 +112,7 @@ class RunState:
         self.meter.start_s -= progress.elapsed_s
         self.live = AwaitableCounter(progress.step)  # version of every worker's weights; publish
         self.last_step_groups = settings.flow.groups_per_step if progress.step else 0  # train
-        self.hooked = AwaitableCounter(progress.step)  # steps whose hooks are done; train
+        self.hooked = AwaitableCounter(progress.step)  # steps whose hooks are done, and what these left to be done beside; train
         self.notes: dict[int, dict[str, float]] = {}  # step -> further metrics, until publish takes them; train
         self.reported = AwaitableCounter(progress.step)  # steps whose metrics the observer has; publish
         self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
@@ -118,6 +126,8 @@ class RunState:
         self.stopped = self.training_over = False
         self.stop_reason = ""
         self.hooks: anyio.CancelScope | None = None  # the hooks after a step while they run; train
+        self.beside: anyio.CancelScope | None = None  # what they left to be done beside the next step, while it runs; train
+        self.beside_step = -1  # the step whose hooks left that last; train
         self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
 
     def close(self) -> None:
@@ -136,8 +146,9 @@ class RunState:
         self.queue.stop()
         for attempt in list(self.attempts.values()):
             attempt.cancel()
-        if self.hooks is not None:
-            self.hooks.cancel()
+        for scope in (self.hooks, self.beside):
+            if scope is not None:
+                scope.cancel()
 
     def progress(self, step: int) -> Progress:
         """Return the progress after `step` steps, of which the last has just been trained."""
@@ -162,9 +173,9 @@ class RunState:
         """Version of every worker's weights."""
         return self.live.value
 
-    def safe_point(self, step: int) -> SafePoint:
-        """Return what hooks are given after `step` steps."""
-        return SafePoint(step, lambda: self.live.until(step), self.board.progress)
+    def safe_point(self, step: int, works: list[Work]) -> SafePoint:
+        """Return what hooks are given after `step` steps; what they leave to be done beside the next step is added to `works`."""
+        return SafePoint(step, lambda: self.live.until(step), self.board.progress, works.append)
 
     def describe(self) -> str:
         """Return the place of every group, for a diagnosis."""

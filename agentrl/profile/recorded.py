@@ -51,6 +51,7 @@ class Recorded:
     rows: Sequence[Row]  # metrics of the steps that tell of its pace: without the first, which fill the line, and those after an evaluation
     episodes: Sequence[RecordedEpisode]  # recorded episodes that ended well
     notes: Sequence[str] = field(default_factory=tuple)  # what is missing or was assumed, for people
+    evaluations: Mapping[str, float] = field(default_factory=dict)  # their `evaluation_times`; empty if there were none
 
     def mean(self, name: str, default: float = 0.0) -> float:
         """Mean of a metric over the steps that have it."""
@@ -104,7 +105,7 @@ def read_recorded(
         pass_rate=max(1e-3, _mean(rows, "group/pass_rate", 1.0)),
         failure_rate=_failure_rate(rows),
     )
-    recorded = Recorded(plan=plan, rows=rows, episodes=episodes)
+    recorded = Recorded(plan=plan, rows=rows, episodes=episodes, evaluations=evaluation_times(metrics))
     share = _growing_share(recorded, notes)
     return replace(recorded, plan=replace(plan, engine=_calibrated(recorded, share)), notes=tuple(notes))
 
@@ -137,11 +138,30 @@ def draw_like(episodes: Sequence[RecordedEpisode]) -> DrawGroup:
 
 
 def paced(metrics: Sequence[Row], max_staleness: int) -> list[Row]:
-    """Return the steps whose length tells of the run's pace: not the first, which fill the queue, and none after an evaluation."""
+    """Return the steps whose length tells of the run's pace: not the first, which fill the queue, and none after an evaluation.
+
+    An evaluation beside a step delays its export, and so the step behind it, which is left out too.
+    """
     steps = [row for row in metrics if row.get("step") and row.get("time/step_s") is not None]
     first = min(max_staleness + 1, len(steps) // 3)
     evaluated = {row["step"] for row in metrics if "eval/tasks" in row}
+    evaluated |= {row["step"] for row in metrics if "eval/wait_s" in row}
     return [row for row in steps[first:] if row["step"] - 1 not in evaluated]
+
+
+def evaluation_times(metrics: Sequence[Row]) -> Mapping[str, float]:
+    """Return ``count``, and mean ``seconds`` and ``wait_s``, those for which the learner waited, of evaluations between two steps."""
+    last = max((row["step"] for row in metrics), default=0)
+    between = [row["step"] for row in metrics if "eval/tasks" in row and 0 < row["step"] < last]
+    took = {row["step"]: float(row.get("eval/seconds") or 0.0) for row in metrics}
+    waited = {row["step"]: float(row["eval/wait_s"]) for row in metrics if "eval/wait_s" in row}
+    if not between:
+        return {}
+    return {
+        "count": float(len(between)),
+        "seconds": statistics.fmean(took[step] for step in between),
+        "wait_s": statistics.fmean(waited.get(step + 1, took[step]) for step in between),
+    }
 
 
 def _played(key: tuple[Any, ...], parts: Sequence[Row]) -> RecordedEpisode | None:
@@ -283,9 +303,10 @@ def time_shares(recorded: Recorded) -> Mapping[str, Mapping[str, float]]:
     """Parts of a step's time, by who spends it; what a run did not record is left out.
 
     Returns:
-        ``learner``, seconds per step: training, handing groups over, exporting, and waiting, which is the rest. ``publication``,
-        seconds per step. ``engine``, shares of the time: decoding, paused, idle. ``episode``, mean seconds: in the engine, in the
-        environment, and elsewhere. ``group``, mean seconds: being played, and waiting in the queue for its step.
+        ``learner``, seconds per step: training, handing groups over, exporting, and waiting, which is the rest. ``evaluation``: see
+        `evaluation_times`; these seconds are in no other part. ``publication``, seconds per step. ``engine``, shares of the time:
+        decoding, paused, idle. ``episode``, mean seconds: in the engine, in the environment, and elsewhere. ``group``, mean seconds: being
+        played, and waiting in the queue for its step.
     """
     step_s = recorded.step_s
     train_s = recorded.mean("time/train_s")
@@ -300,6 +321,7 @@ def time_shares(recorded: Recorded) -> Mapping[str, Mapping[str, float]]:
             "export_s": export_s,
             "waiting_s": max(0.0, step_s - train_s - handing_s - export_s),
         },
+        "evaluation": recorded.evaluations,
         "publication": {"seconds": publish_s, "pause_s": recorded.mean("publish/pause_s")},
         "engine": {"decoding": 1.0 - idle, "paused": min(paused, idle), "idle": max(0.0, idle - paused)},
         "episode": {"engine_s": generate_s, "env_s": env_s, "elsewhere_s": max(0.0, total_s - generate_s - env_s)},

@@ -81,6 +81,7 @@ def _time(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("learner", f"of a step: {parts}"),
         ("engine", f"decoding {percent(engine['decoding'])}, paused {percent(engine['paused'])}, idle {percent(engine['idle'])}"),
+        *_evaluations(time_shares["evaluation"]),
         ("publication", f"{seconds(publication['seconds'])} per step, engines paused for {seconds(publication['pause_s'])}"),
         (
             "episode",
@@ -90,6 +91,15 @@ def _time(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("group", f"played for {seconds(group['played_s'])}, then {seconds(group['queued_s'])} in the queue"),
         ("driver", f"at most {us:.0f} us of CPU per group, {100 * driver:.2g}% of a step (simulated here)"),
     ]
+
+
+def _evaluations(times: Mapping[str, float]) -> list[tuple[str, str]]:
+    if not times:
+        return []
+    text = (
+        f"{seconds(times['seconds'])} each, for {seconds(times['wait_s'])} of which the learner waited; {times['count']:.0f} between steps"
+    )
+    return [("evaluations", text)]
 
 
 def _speeds(profile: Mapping[str, Any]) -> list[tuple[str, str]]:

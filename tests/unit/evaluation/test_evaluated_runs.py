@@ -21,7 +21,7 @@ from agentrl.core.files import check_directory
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Task
 from agentrl.evaluation.best import Best, BestModel, read_best
-from agentrl.evaluation.evaluations import Evaluations, eval_settings
+from agentrl.evaluation.evaluations import Evaluations, eval_settings, open_evaluations
 from agentrl.flow import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import StopRequest
@@ -85,6 +85,7 @@ class Scene:
     metric: str = "eval/reward"
     resumed: bool = False
     recorded: int = 0
+    beside: bool = False
     workers: list[Worker] = field(default_factory=lambda: [Worker()])
     learner: Learner = field(default_factory=Learner)
     observer: Recorder = field(default_factory=Recorder)
@@ -105,6 +106,7 @@ class Scene:
             run_dir=self.run_dir if self.recorded else None,
             best=BestModel(self.run_dir, self.learner, self.metric, resumed=self.resumed) if self.run_dir else None,
             observer=self.observer,
+            beside=self.beside,
         )
         return await train(
             settings=sizes(num_steps=self.num_steps, staleness=self.staleness),
@@ -120,7 +122,7 @@ class Scene:
         return run_virtual(self.go)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize(("staleness", "beside"), [(0, False), (0, True), (1, False), (1, True), (3, True)])
 @given(
     every=st.integers(1, 4),
     load_s=st.floats(0.0, 8.0),
@@ -131,10 +133,10 @@ class Scene:
 )
 @settings(max_examples=25, deadline=None)
 def test_every_token_of_an_evaluation_is_of_the_step_it_is_named_after(
-    staleness: int, every: int, load_s: float, train_s: float, eval_s: float, seconds: list[float], engines: int
+    staleness: int, beside: bool, every: int, load_s: float, train_s: float, eval_s: float, seconds: list[float], engines: int
 ) -> None:
     workers = [Worker(load_s=load_s, eval_s=eval_s, duration=lambda t: seconds[t.group_id % 3]) for _ in range(engines)]
-    scene = Scene(every, staleness, workers=workers, learner=Learner(train_s=lambda step: train_s))
+    scene = Scene(every, staleness, workers=workers, learner=Learner(train_s=lambda step: train_s), beside=beside)
     result = scene.run()
     due = [step for step in range(1, 7) if step % every == 0 or step == 6]
     assert [event.step for event in scene.results] == due
@@ -161,8 +163,9 @@ def test_as_many_episodes_of_each_task_are_recorded_apart_as_are_asked_for(tmp_p
     assert not (tmp_path / "trajectories.jsonl").exists()
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_its_evaluation(tmp_path: Path) -> None:
-    scene = Scene(2, staleness=1, workers=[Worker(eval_s=100.0)], run_dir=tmp_path)
+@pytest.mark.parametrize(("beside", "steps", "written"), [(False, 2, []), (True, 3, [2])])
+def test_a_run_that_is_stopped_does_not_wait_for_its_evaluation(tmp_path: Path, beside: bool, steps: int, written: list[int]) -> None:
+    scene = Scene(2, staleness=1, workers=[Worker(eval_s=100.0)], run_dir=tmp_path, beside=beside)
 
     async def main() -> RunResult:
         async def ask() -> None:
@@ -174,10 +177,28 @@ def test_a_run_that_is_stopped_does_not_wait_for_its_evaluation(tmp_path: Path) 
             return await scene.go()
 
     result = run_virtual(main)
-    assert (result.stopped, result.steps, scene.results, scene.learner.saved) == (True, 2, [], [])
-    assert [(row["step"], "eval/reward" in row) for row in scene.observer.steps] == [(1, False), (2, False)]
+    assert (result.stopped, result.steps, scene.results, scene.learner.saved) == (True, steps, [], written)
+    assert [(row["step"], "eval/reward" in row) for row in scene.observer.steps] == [(step, False) for step in range(1, steps + 1)]
     assert result.seconds < 50.0
     assert result.counts.submitted == result.counts.trained + result.counts.in_flight == 12
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_last_evaluation() -> None:
+    scene = Scene(6, staleness=1, workers=[Worker(eval_s=1000.0)], beside=True)
+
+    async def main() -> RunResult:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            return await scene.go()
+
+    async def ask() -> None:
+        await anyio.sleep(100.0)  # all steps are done long before
+        scene.stop.ask()
+
+    result = run_virtual(main)
+    assert (result.stopped, result.steps, scene.results) == (True, 6, [])
+    assert result.seconds < 500.0
 
 
 def test_training_does_not_notice_an_evaluation() -> None:
@@ -202,16 +223,55 @@ def test_generation_goes_on_beside_an_evaluation_of_an_asynchronous_run() -> Non
     assert scene.observer.steps[3]["queue/wait_s"] > 20.0  # for the evaluation, and not for groups
 
 
-def test_the_best_model_is_kept_with_what_it_is_best_in(tmp_path: Path) -> None:
+def test_the_learner_trains_beside_an_evaluation() -> None:
+    """What is left of the evaluation after the step beside it delays the export, and nothing else."""
+
+    def times(eval_s: float, beside: bool) -> tuple[list[float], list[float], float]:
+        worker = Worker(eval_s=eval_s, load_s=1.0)
+        scene = Scene(every=3, staleness=1, workers=[worker], learner=Learner(train_s=lambda step: 10.0), beside=beside)
+        seconds = scene.run().seconds
+        assert [event.step for event in scene.results] == [3, 6]
+        assert worker.loads == [1, 2, 3, 4, 5, 6]  # each version once
+        return [row["time/step_s"] for row in scene.observer.steps], [row.get("eval/wait_s", -1.0) for row in scene.observer.steps], seconds
+
+    (steps, waits, seconds), (waiting, none, slower) = times(4.0, True), times(4.0, False)  # 5 tasks, 3 at once: 8 s
+    assert waits == [-1.0, -1.0, -1.0, 0.0, -1.0, -1.0]
+    assert none == [-1.0] * 6
+    assert waiting[3] - steps[3] == pytest.approx(9.0)  # the publication and the evaluation
+    assert slower - seconds == pytest.approx(9.0)
+    steps, waits, _ = times(8.0, True)
+    assert waits[3] == pytest.approx(7.0)  # 1 s of publication and 16 s of evaluation, less the step's 10 s
+    assert steps[4] == pytest.approx(17.0)
+
+
+def test_synchronous_training_does_not_notice_an_evaluation_beside_it() -> None:
+    def trained(every: int) -> tuple[list[Any], list[Any]]:
+        scene = Scene(every, staleness=0, beside=True)
+        scene.run()
+        return [(t.group_id, t.task.id, t.version, t.attempt) for t in scene.workers[0].seen], scene.learner.steps
+
+    assert trained(every=2) == trained(every=0)
+
+
+@pytest.mark.parametrize(("changes", "beside"), [({"asynchronous": True}, True), ({"max_staleness": 2}, True), ({}, False)])
+def test_the_learner_goes_on_in_asynchronous_runs(changes: dict[str, Any], beside: bool) -> None:
+    config = changed(TrainConfig(), **changes)
+    learner, pool = Learner(), RolloutPool({"engine-0": Worker()})
+    evaluations = open_evaluations(config, TASKS, pool, learner, Recorder(), resumed=False)
+    assert evaluations.beside is beside
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_best_model_is_kept_with_what_it_is_best_in(tmp_path: Path, beside: bool) -> None:
     values = {1: 0.5, 2: 0.8, 3: 0.8, 4: 0.6, 5: 0.9, 6: 0.1}
 
     class Scored(Worker):
         def members(self, group_request: GroupRequest, version: int) -> Sequence[MemberSummary]:
             return [member(values[version])] * 2
 
-    scene = Scene(1, workers=[Scored()], run_dir=tmp_path)
+    scene = Scene(1, workers=[Scored()], run_dir=tmp_path, beside=beside)
     scene.run()
-    assert scene.learner.saved == [1, 2, 5]
+    assert scene.learner.saved == ([1, 2, 3, 4, 5, 6] if beside else [1, 2, 5])
     assert read_best(tmp_path) == Best(step=5, metric="eval/reward", value=0.9)
     assert (tmp_path / "best" / "version").read_text() == "5"
     assert [row["eval/best_step"] for row in scene.observer.steps] == [1, 2, 2, 2, 5, 5]

@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.core.errors import ConfigError
 from agentrl.profile.recorded import RecordedEpisode, draw_like, read_episodes, read_recorded, sequences_and_pace, time_shares
+from agentrl.profile.report import _evaluations
 from agentrl.profile.simulated_engine import EpisodeShape
 from agentrl.profile.simulation import constant, episodes_of, simulate
 from tests.unit.profile.recordings import plan, recorded, recorded_run, records_of
@@ -70,6 +71,24 @@ def test_steps_after_an_evaluation_do_not_count() -> None:
     found = recorded(run)
     assert [row["step"] for row in found.rows] == [2, 3, 4, 5, 6, 9, 10, 11, 12]
     assert found.step_s < 20.0
+
+
+def test_what_evaluations_cost_is_told_apart_from_the_steps() -> None:
+    run = simulate(plan(num_steps=12), keep_groups=True)
+    assert time_shares(recorded(run))["evaluation"] == {}
+    for step, wait_s in ((4, 0.0), (8, 6.0), (12, None)):
+        run.steps[step - 1].update({"eval/tasks": 8.0, "eval/seconds": 10.0})  # type: ignore[attr-defined]
+        if wait_s is not None:
+            run.steps[step].update({"eval/wait_s": wait_s})  # type: ignore[attr-defined]
+    run.steps[9]["time/step_s"] = 1000.0  # type: ignore[index]
+    found = recorded(run)
+    assert [row["step"] for row in found.rows] == [2, 3, 4, 7, 8, 11, 12]
+    assert found.step_s < 20.0
+    assert time_shares(found)["evaluation"] == {"count": 2.0, "seconds": 10.0, "wait_s": 3.0}
+    shown = dict(_evaluations(time_shares(found)["evaluation"]))
+    assert shown == {"evaluations": "10 s each, for 3 s of which the learner waited; 2 between steps"}
+    del run.steps[8]["eval/wait_s"]  # type: ignore[attr-defined]
+    assert time_shares(recorded(run))["evaluation"]["wait_s"] == 5.0  # nothing was trained beside the second
 
 
 def test_episodes_of_several_agents_are_one_and_others_are_left_out() -> None:
