@@ -26,6 +26,7 @@ from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, flag, settings_of
+from agentrl.config.teacher import teacher_specs
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
@@ -35,7 +36,7 @@ from agentrl.core.process import collect_rarely, on_thread
 from agentrl.core.protocols import Learner
 from agentrl.core.redaction import redacted
 from agentrl.core.remote import absolute
-from agentrl.core.tokenizers import check_teacher
+from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
 from agentrl.env.tasks import TaskSource
@@ -50,6 +51,7 @@ from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads
 from agentrl.rollout.settings import episode_settings, partner_folder
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
+from agentrl.rollout.teachers import HttpTeacher
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.text import counted
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
@@ -232,14 +234,23 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], proof: asyncio.Task
     if (warning := rate_warning(config)) is not None:
         tracker.warn(RunWarning("learning-rate", *warning))
     tracker.on_stage("checking prompts")
-    if config.algo.teacher:
-        trusted = config.model.trust_remote_code
-        await asyncio.to_thread(check_teacher, config.algo.teacher, model_path(config), trust_remote_code=trusted)
+    await _check_teachers(config)
     await asyncio.to_thread(check_all_prompts, config, tasks)
     tracker.on_stage("comparing the learner with the model")
     await _start_unless_refused(proof, runtime)
     if parser := (await runtime.workers[0].stats()).tool_parser:
         tracker.on_stage(f"tool calls in the model's own form, read by {parser}")
+
+
+async def _check_teachers(config: TrainConfig) -> None:
+    """Refuse a teacher with another tokenizer than the model's."""
+    trusted, model = config.model.trust_remote_code, model_path(config)
+    for spec in teacher_specs(config.algo.teacher):
+        if spec.tokenizer:
+            await asyncio.to_thread(check_teacher, spec.tokenizer, model, trust_remote_code=trusted)
+        else:
+            tokenizer = await asyncio.to_thread(load_tokenizer, model, trust_remote_code=trusted)
+            await HttpTeacher(spec, config.rollout.reward_timeout_s).check_tokenizer(tokenizer)
 
 
 async def _start_unless_refused(proof: asyncio.Task[None], runtime: Runtime) -> None:

@@ -23,6 +23,7 @@ from agentrl.core.plugins import is_plugin
 from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Engine, RolloutWorker
 from agentrl.core.scoring import Scorer
+from agentrl.core.teaching import Teacher
 from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
 from agentrl.env.load import AgentSpec, check_servers, load_agent
@@ -172,7 +173,17 @@ def build_worker(
 
     settings = episode_settings(config, model_path(config))
     own = engine or build_engine(config, index, on)
-    return EpisodeWorker(own, load_agent(config.run.agent), settings, fit_parser, scorers, partial(_partner_engine, config, on))
+    models = partial(_partner_engine, config, on), partial(_teacher_model, config, on)
+    return EpisodeWorker(own, load_agent(config.run.agent), settings, fit_parser, scorers, *models)
+
+
+def _teacher_model(config: PlaySettings, on: Device | None, model: str) -> Teacher:
+    """Return a teacher beside a rollout worker, in the type that the learner trains in."""
+    from agentrl.engine.teacher_model import TeacherModel
+
+    kind = on or device(config.run.device)
+    dtype = config.learner.dtype(kind) if isinstance(config, TrainConfig) else "float32"
+    return TeacherModel(model, device=kind, dtype=dtype, trust_remote_code=config.model.trust_remote_code)
 
 
 def _partner_engine(config: PlaySettings, on: Device | None, model: str) -> Engine:

@@ -26,10 +26,18 @@ class AlgoSettings:
     """Advantage estimator. One of ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``,
     ``opo``, ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
     teacher: str = ""
-    """Hugging Face directory or hub name of a model with the same tokenizer, which scores the sampled tokens: its log-probability less
-    that of the policy is added to the advantage of each token (on-policy distillation)."""
+    """A model with the same tokenizer, which scores the sampled tokens (on-policy distillation). A directory or hub name: it runs on each
+    learner rank. ``engine:MODEL``: beside each rollout worker. ``http://HOST:PORT/v1#model=NAME``: a server of vLLM. Several of the last
+    two by task: ``NAME=FORM,NAME=FORM``."""
     teacher_coef: Positive = 1.0
-    """Weight of what ``--teacher`` adds to the advantages."""
+    """Weight of what ``--teacher`` adds to the advantages, or to the loss."""
+    teacher_loss: Literal["sampled", "forward", "reverse"] = "sampled"
+    """``sampled``: the teacher's log-probability of each sampled token less that of the policy is added to its advantage. ``forward`` and
+    ``reverse``: that KL divergence over the ``--teacher-top-k`` tokens and the rest is added to the loss (served teachers)."""
+    teacher_top_k: Count = 20
+    """Most likely tokens of the teacher that ``--teacher-loss forward`` and ``reverse`` compare; servers of vLLM give 20 by default."""
+    teacher_by: str = ""
+    """Key of a task's metadata that names its teacher, if there are several. Empty: ``teacher``, else ``kind``, else ``source``."""
     mask_truncated: bool = False
     """Train nothing on episodes that a budget or the environment cut short (DAPO's overlong filtering)."""
     truncated_in_baseline: bool = True

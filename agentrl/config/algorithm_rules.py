@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from agentrl.algo.corrections import correction_facts, find_correction, needs_whole_batch
@@ -23,6 +22,7 @@ from agentrl.config.reward import PenaltyConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag as flag_of
 from agentrl.config.sections import refuse_set
+from agentrl.config.teacher import learner_teacher
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import num_gpus
 
@@ -86,20 +86,40 @@ def _kl_penalty_has_a_place(config: TrainConfig) -> None:
 
 
 def _a_teacher_can_be_heard(config: TrainConfig) -> None:
-    algo, name = config.algo, config.algo.advantage_estimator
+    algo, name, defaults = config.algo, config.algo.advantage_estimator, AlgoConfig()
     if not algo.teacher:
         if estimator_facts(name).needs_teacher:
             raise ConfigError("--advantage-estimator", name, "learns from a teacher alone", "Give one with --teacher MODEL.")
-        if algo.teacher_coef != AlgoConfig.teacher_coef:
-            raise ConfigError("--teacher-coef", algo.teacher_coef, "has no effect without a teacher", "Give one with --teacher MODEL.")
+        for option in ("teacher_coef", "teacher_loss", "teacher_top_k", "teacher_by"):
+            if (value := getattr(algo, option)) != getattr(defaults, option):
+                raise ConfigError(flag_of(option), value, "has no effect without a teacher", "Give one with --teacher MODEL.")
         return
-    if algo.teacher.startswith(("/", "./", "../", "~")) and not Path(algo.teacher).expanduser().is_dir():
-        raise ConfigError("--teacher", algo.teacher, "is not a directory", "Give a Hugging Face directory or hub name.")
-    if algo.interpolate_old_logprobs:
+    if algo.teacher_loss == "sampled" and algo.interpolate_old_logprobs:
         problem = "comes too late: the teacher is compared with the policy before the first update"
         raise ConfigError("--interpolate-old-logprobs", True, problem, "Leave out one of the two.")
+    if algo.teacher_loss == "sampled" and algo.teacher_top_k != defaults.teacher_top_k:
+        raise ConfigError("--teacher-top-k", algo.teacher_top_k, "has no effect on sampled tokens", "Add --teacher-loss forward.")
+    (_a_teacher_fits_the_learner if learner_teacher(algo.teacher) else _a_served_teacher_fits_the_run)(config)
+
+
+def _a_teacher_fits_the_learner(config: TrainConfig) -> None:
+    algo = config.algo
     if config.learner.learner_tensor_parallel > 1:
-        raise ConfigError("--teacher", algo.teacher, "does not go with --learner-tensor-parallel", "Use --zero-stage 3 to divide models.")
+        remedy = f"Use --zero-stage 3 to divide models, or --teacher engine:{algo.teacher}."
+        raise ConfigError("--teacher", algo.teacher, "does not go with --learner-tensor-parallel", remedy)
+    if algo.teacher_loss != "sampled":
+        problem = "needs the most likely tokens of the teacher, which a model on the learner ranks does not give"
+        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, f"Use --teacher engine:{algo.teacher}.")
+
+
+def _a_served_teacher_fits_the_run(config: TrainConfig) -> None:
+    algo, learner = config.algo, config.learner
+    if algo.teacher_loss != "sampled" and learner.sequence_parallel * learner.learner_tensor_parallel > 1:
+        problem = "compares several tokens at each place, which ranks that share a row do not"
+        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, "Use --teacher-loss sampled.")
+    if config.sampling.temperature != 1.0:
+        problem = "is not that of a served teacher, whose log-probabilities are at temperature 1"
+        raise ConfigError("--temperature", config.sampling.temperature, problem, "Use --temperature 1, or --teacher MODEL.")
 
 
 def _critic_fits_the_estimator(config: TrainConfig) -> None:

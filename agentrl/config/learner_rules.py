@@ -8,6 +8,7 @@ from agentrl.algo.estimators import estimator_facts
 from agentrl.config.lora import ALL_LINEAR, NATIVE_RANKS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import refuse_set
+from agentrl.config.teacher import learner_teacher
 from agentrl.core.errors import ConfigError
 
 
@@ -79,7 +80,7 @@ def _check_deepcompile(config: TrainConfig) -> None:
 
 def _check_offload(config: TrainConfig) -> None:
     learner = config.learner
-    if learner.reference_offload and not config.algo.teacher and (not config.algo.init_kl_coef or config.lora.lora_rank):
+    if learner.reference_offload and not learner_teacher(config.algo.teacher) and (not config.algo.init_kl_coef or config.lora.lora_rank):
         problem = "has no effect: the reference is the model with its adapter off" if config.lora.lora_rank else "has nothing to move"
         raise ConfigError("--reference-offload", True, problem, "Leave it out; --init-kl-coef without --lora-rank loads a reference model.")
     if learner.ema_offload and learner.ema_decay is None:

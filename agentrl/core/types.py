@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from agentrl.core.errors import BatchError
 from agentrl.core.images import PlacedImage
+from agentrl.core.teaching import TeacherScores
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -186,6 +187,7 @@ class Turn:
     # none before; `None` if they are not known
     experts: ExpertArray | None = None
     images: tuple[PlacedImage, ...] = ()  # those in the prompt
+    teacher: TeacherScores | None = None  # scores of a served teacher for the sampled tokens
 
     def __post_init__(self) -> None:
         _aligned("Turn", self.token_ids, self.logprobs, self.versions)

@@ -136,6 +136,10 @@ class Batch:
     parts: Tensor  # [K, E] float32: named components of the rewards, 0 where an episode has none of that name
     part_names: tuple[str, ...]  # [K]: their names
     baseline: Tensor | None = None  # [E] float32: reward of the greedy episode beside each; `None` unless every group has one
+    # Scores of a served teacher, `None` unless every turn has them:
+    teacher: Tensor | None = None  # [A] float32: its log-probability of each action token
+    teacher_ids: Tensor | None = None  # [A, K] int64: its most likely tokens there
+    teacher_top: Tensor | None = None  # [A, K] float32: their log-probabilities, -inf where there are fewer
 
     def __post_init__(self) -> None:
         for name in ("episode", "turn", "logprobs", "versions", "token_rewards"):
@@ -240,7 +244,20 @@ def collate(groups: Iterable[Group], *, mask_truncated: bool = False, in_baselin
         parts=torch.from_numpy(parts.reshape(len(names), len(members))),
         part_names=names,
         baseline=_baseline(groups, [t for _, t in members]),
+        **_taught(turns),
     )
+
+
+def _taught(turns: Sequence[Turn]) -> dict[str, Tensor]:
+    """Return the scores of a teacher, by the names that they have in a batch; nothing unless every turn has them."""
+    scores = [turn.teacher for turn in turns if turn.teacher is not None]
+    if len(scores) < len(turns):
+        return {}
+    return {
+        "teacher": torch.from_numpy(np.concatenate([each.logprobs for each in scores])),
+        "teacher_ids": torch.from_numpy(np.concatenate([each.top_ids for each in scores]).astype(np.int64)),
+        "teacher_top": torch.from_numpy(np.concatenate([each.top_logprobs for each in scores])),
+    }
 
 
 def _baseline(groups: Sequence[Group], members: Sequence[Trajectory]) -> Tensor | None:

@@ -19,13 +19,16 @@ Score: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def token_scores(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of `targets` # [a] and entropies in nats # [a] of logits # [a, vocabulary] at a temperature each # [a]."""
+    """Return log-probabilities of `targets` # [a] and entropies in nats # [a] of logits # [a, vocabulary] at a temperature each # [a].
+
+    Where `targets` are several tokens for each place # [a, n], the log-probabilities are # [a, n] too.
+    """
     log_p = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
         # A token that the model excludes has the logit -inf, and 0 times that is no number.
         p, finite = log_p.exp(), log_p.clamp(min=torch.finfo(log_p.dtype).min)
         entropy = -(p * finite if torch.is_grad_enabled() else p.mul_(finite)).sum(-1)
-    return log_p.gather(-1, targets[:, None])[:, 0], entropy
+    return log_p.gather(-1, targets.view(len(targets), -1)).view_as(targets), entropy
 
 
 def without_tokens(logits: Tensor, excluded: Sequence[int]) -> Tensor:

@@ -13,6 +13,7 @@ from agentrl.algo.entropy import EntropyController
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
 from agentrl.config.model_shape import placeholder_ids, text_part
+from agentrl.config.teacher import learner_teacher
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
@@ -153,8 +154,8 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     critic = frozen = taught = teacher = None
     if algo.init_kl_coef > 0 and not settings.lora.lora_rank:
         frozen, reference = load_frozen(settings, ranks)
-    if algo.teacher:
-        taught, teacher = load_frozen(replace(settings, model=algo.teacher), ranks)
+    if model_of_teacher := learner_teacher(algo.teacher):
+        taught, teacher = load_frozen(replace(settings, model=model_of_teacher), ranks)
     if facts_of(algorithm.estimator).needs_critic:
         critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
     engine = TrainEngine(policy, config, ranks, bf16=bf16)
@@ -171,7 +172,7 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     kernel, share = fit_kernel(settings, engine, same, share=config.share_prompts and not algo.aux_loss_coef)
     if taught is not None:
         with on_device(taught, ranks.device):
-            share = fit_teacher(taught, teacher, algo.teacher, ranks.device, kernel, share=share)
+            share = fit_teacher(taught, teacher, model_of_teacher, ranks.device, kernel, share=share)
     if ranks.sequence_parallel > 1:
         run_together(kernel, lambda micro: engine(micro)[0], everyone, ranks, ROUNDING[model.dtype])
     width = text_part(model.config)["hidden_size"]

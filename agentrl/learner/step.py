@@ -37,6 +37,7 @@ from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
 from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets
+from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_teachers_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,9 @@ class TrainingStep:
         self.same_version = self.batch.versions == step
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
+        # A teacher that is served has scored the batch before.
+        self.sampled_teacher = bool(self.algo.teacher) and self.algo.teacher_loss == "sampled"
+        check_taught(batch, self.algo)
         self.stats, self.clock = MetricSums(), Clock(ranks.device)
         self.audit: Audit | None = None
         self.annotator = None if settings.annotations is None else Annotator(self.batch, recorded, ranks, settings.annotations)
@@ -187,11 +191,12 @@ class TrainingStep:
 
     def _gap_to_teacher(self, old: Tensor, updates: Sequence[Update]) -> Tensor | None:
         """Log-probabilities less those of the teacher, the reverse KL divergence in each sampled token; `None` without a teacher. # [A]."""
-        score = self.models.teacher
-        if score is None:
+        score, theirs = self.models.teacher, self.batch.teacher if self.sampled_teacher else None
+        if score is None and theirs is None:
             return None
-        with self.clock.phase("teacher"), on_device(score, self.ranks.device):
-            theirs = self._over_batch(lambda micro: score(micro)[0], updates)
+        if theirs is None:
+            with self.clock.phase("teacher"), on_device(score, self.ranks.device):
+                theirs = self._over_batch(lambda micro: score(micro)[0], updates)
         gap = approximate_kl(old, theirs, "k1")
         if self.ranks.first:
             self._record_mean("distill/kl", gap)
@@ -248,7 +253,7 @@ class TrainingStep:
 
     def _old_scores_are_needed(self, updates: Sequence[Update]) -> bool:
         several = len(updates) * self.algo.ppo_epochs > 1 and not self.algo.interpolate_old_logprobs
-        in_reward = self.models.teacher is not None or (self.models.reference is not None and not self.algo.use_kl_loss)
+        in_reward = self.sampled_teacher or (self.models.reference is not None and not self.algo.use_kl_loss)
         chosen = self.algorithm
         whole = needs_whole_batch(chosen.correction, chosen.correction_options) or facts_of(chosen.loss).selects is not None
         return several or in_reward or self.frozen or whole
@@ -285,7 +290,7 @@ class TrainingStep:
         rate = self._learning_rate(self.settings.learner.learning_rate, self.warmup)
         with self.clock.phase("forward_backward"):
             for number, micro in enumerate(self._on_device(update), 1):
-                new, entropy, load = self.models.policy(micro)
+                new, entropy, load = self.models.policy(micro if self.sampled_teacher else with_teachers_tokens(micro, self.batch))
                 parts = self._losses(micro, new, entropy, update, signals, done)
                 if signals.chosen is not None:
                     share = balance_share(load[1], signals.chosen[update.number], experts_per_token(self.models.policy.module.model))
@@ -304,6 +309,7 @@ class TrainingStep:
     ) -> dict[str, Tensor]:
         """Return the shares of this micro-batch in the parts of the loss that are made of action tokens, by name."""
         algo, at = self.algo, micro.actions
+        new, divergence = divergence_from_teacher(new, at, self.batch, algo.teacher_loss)
         advantages = signals.advantages[at]
         old, weights = self._corrected(new.detach(), at, advantages, signals, done)
         selected = None if signals.selected is None else signals.selected[at]
@@ -325,6 +331,10 @@ class TrainingStep:
         parts = {"loss/policy": each.sum()}
         if self.entropy_coefficient:
             parts["loss/entropy"] = -self.entropy_coefficient * self._share(entropy, at, update.sizes)
+        if divergence is not None:
+            parts["loss/teacher"] = algo.teacher_coef * self._share(divergence, at, update.sizes)
+            if not done:
+                self._record_mean("distill/kl", divergence)
         if signals.reference is not None and algo.use_kl_loss:
             kl = approximate_kl(new, signals.reference[at], algo.kl_estimator)
             weighted = kl * weights * (inputs.ratio() if algo.kl_bias_correction else 1.0)

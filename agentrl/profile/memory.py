@@ -15,6 +15,7 @@ from agentrl.algo.estimators import estimator_facts
 from agentrl.config.engine_args import parse_engine_args
 from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
+from agentrl.config.teacher import learner_teacher
 from agentrl.learner.settings import BUCKET_ELEMENTS, chunk_rows
 
 GIB = 2**30
@@ -77,7 +78,7 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 
         parts["second copy (hpZ)"] = trained * width / learner.zero_hpz_size
     if algo.init_kl_coef > 0 and not adapter and not learner.reference_offload:  # the reference is the model with the adapter off
         parts["reference model"] = trained * width / sharded
-    if algo.teacher and not learner.reference_offload and (taught := read_shape(algo.teacher)) is not None:
+    if (model := learner_teacher(algo.teacher)) and not learner.reference_offload and (taught := read_shape(model)) is not None:
         parts["teacher"] = taught.parameters * width / sharded
     if learner.ema_decay is not None and not learner.ema_offload:
         parts["moving average"] = (adapter or trained) * 4 / sharded

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from agentrl.config.sections import changed, flag
+from agentrl.config.teacher import learner_teacher
 from agentrl.profile.plan import Plan, Workload, divide, make_plan, step_seconds
 from agentrl.profile.speed import CARDS
 
@@ -103,7 +104,7 @@ def _combinations(plan: Plan, *, wider: bool) -> Iterator[dict[str, Any]]:
     options: Sequence[tuple[str, Any, Sequence[Any]]] = (
         ("tensor_parallel_size", engine.tensor_parallel_size, [width for width in widths if width <= plan.hardware.gpus_per_node]),
         ("gradient_checkpointing", learner.gradient_checkpointing, [True]),
-        ("reference_offload", learner.reference_offload, [True] if algo.init_kl_coef or algo.teacher else []),
+        ("reference_offload", learner.reference_offload, [True] if algo.init_kl_coef or learner_teacher(algo.teacher) else []),
         ("ema_offload", learner.ema_offload, [True] if learner.ema_decay is not None else []),
         ("zero_stage", learner.zero_stage, [3] if sharded else []),
         ("micro_batch_tokens", learner.micro_batch_tokens, _fewer_tokens(learner.micro_batch_tokens)),

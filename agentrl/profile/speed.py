@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
+from agentrl.config.teacher import learner_teacher
 from agentrl.core.errors import ConfigError
 from agentrl.profile.memory import GIB, EnginePlan, adapter_parameters, number_bytes, offloaded_bytes, served_bytes
 from agentrl.profile.rates import read_rates
@@ -114,7 +115,7 @@ def step_flops(config: TrainConfig, shape: ModelShape, episode_tokens: int) -> f
     """
     algo = config.algo
     token = _passes(config) * pass_flops(shape, episode_tokens)
-    if algo.teacher and (teacher := read_shape(algo.teacher)) is not None:
+    if (model := learner_teacher(algo.teacher)) and (teacher := read_shape(model)) is not None:
         token += pass_flops(teacher, episode_tokens)
     return float(token * _step_tokens(config, episode_tokens))
 

@@ -60,9 +60,9 @@ class LearnedRewards:
             async with asyncio.timeout(limit):
                 scored = await asyncio.gather(*(self._score(group_request, trajectories[index], codec) for index in wanted))
         except TimeoutError:
-            return _failed(trajectories, Status.TIMEOUT, f"the reward models gave no score within {limit:g} s (--reward-timeout-s)")
+            return failed(trajectories, Status.TIMEOUT, f"the reward models gave no score within {limit:g} s (--reward-timeout-s)")
         except AgentRLError as error:
-            return _failed(trajectories, Status.ENV_ERROR, f"{type(error).__name__}: {error}")
+            return failed(trajectories, Status.ENV_ERROR, f"{type(error).__name__}: {error}")
         seconds = time.perf_counter() - start
         judged = list(trajectories)
         for index, by_model in zip(wanted, scored, strict=True):
@@ -70,12 +70,12 @@ class LearnedRewards:
         return tuple(replace(trajectory, timings={**trajectory.timings, "reward_s": seconds}) for trajectory in judged)
 
     async def _score(self, group_request: GroupRequest, trajectory: Trajectory, codec: ChatCodec) -> dict[str, _Scored]:
-        contexts = [part for part in _contexts(trajectory.turns) if any(not trajectory.turns[index].masked for index in part)]
-        requests = [self._request(group_request, trajectory.turns, part, codec) for part in contexts]
+        judged = [part for part in contexts(trajectory.turns) if any(not trajectory.turns[index].masked for index in part)]
+        requests = [self._request(group_request, trajectory.turns, part, codec) for part in judged]
         found: dict[str, _Scored] = {}
         for name, scorer in self._scorers.items():
             per_step = self._facts[name].per_step
-            asked = list(zip(contexts, requests, strict=True)) if per_step else [(contexts[-1], requests[-1])]
+            asked = list(zip(judged, requests, strict=True)) if per_step else [(judged[-1], requests[-1])]
             answers: Sequence[ScoreAnswer] = await asyncio.gather(*(scorer.score(request) for _, request in asked))
             places = [index for part, _ in asked for index in part if not trajectory.turns[index].masked]
             values = [value for answer in answers for value in answer.values]
@@ -148,8 +148,8 @@ def _judged(trajectory: Trajectory) -> bool:
     return trajectory.status.trainable and not trajectory.frozen and any(not turn.masked for turn in trajectory.turns)
 
 
-def _contexts(turns: Sequence[Turn]) -> list[list[int]]:
-    """Indices of the turns of each context, in order; a fresh turn begins one."""
+def contexts(turns: Sequence[Turn]) -> list[list[int]]:
+    """Return the indices of the turns of each context, in order; a fresh turn begins one."""
     parts: list[list[int]] = []
     for index, turn in enumerate(turns):
         if turn.fresh or not parts:
@@ -158,5 +158,6 @@ def _contexts(turns: Sequence[Turn]) -> list[list[int]]:
     return parts
 
 
-def _failed(trajectories: Sequence[Trajectory], status: Status, error: str) -> tuple[Trajectory, ...]:
+def failed(trajectories: Sequence[Trajectory], status: Status, error: str) -> tuple[Trajectory, ...]:
+    """Return the trajectories of an episode as those of a failed one."""
     return tuple(replace(trajectory, status=status, reward=None, score=None, error=error) for trajectory in trajectories)

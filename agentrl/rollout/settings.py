@@ -14,6 +14,7 @@ from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.partner import partner_specs
 from agentrl.config.schema import IsolationConfig, PlaySettings, SamplingConfig, TrainConfig
 from agentrl.config.sections import changed, sections_of
+from agentrl.config.teacher import TeachingSettings, served_teachers
 from agentrl.core.types import EvalSampling, GroupRequest, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
@@ -60,6 +61,7 @@ class EpisodeSettings(PlaySettings):
         group_reward: Reward that sees whole groups; `None` without one.
         partner_folder: Directory with earlier weights of the run, which agents are played by with ``--partner NAME=past``; empty: the
             policy plays them.
+        teaching: Served teachers, which score what is to be trained; `None` without one.
     """
 
     temperature: float = 1.0
@@ -70,6 +72,7 @@ class EpisodeSettings(PlaySettings):
     run_name: str = ""
     group_reward: GroupRewardSettings | None = None
     partner_folder: str = ""
+    teaching: TeachingSettings | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -161,7 +164,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
     if isinstance(config, TrainConfig):
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
         own["run_name"] = str(config.training.run_dir or "")
-        own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config)}
+        own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config), "teaching": teaching_settings(config)}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
 
@@ -186,6 +189,14 @@ def partner_folder(config: TrainConfig) -> str:
     if config.training.run_dir is None or not any(spec.kind == "past" for spec in partner_specs(config.partner)):
         return ""
     return str(config.training.run_dir.absolute() / PARTNERS)
+
+
+def teaching_settings(config: TrainConfig) -> TeachingSettings | None:
+    """Return the settings of the served teachers of a run; `None` if there are none."""
+    algo = config.algo
+    specs = served_teachers(algo.teacher)
+    top_k = 1 if algo.teacher_loss == "sampled" else algo.teacher_top_k
+    return TeachingSettings(specs=specs, top_k=top_k, by=algo.teacher_by, timeout_s=config.rollout.reward_timeout_s) if specs else None
 
 
 def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:

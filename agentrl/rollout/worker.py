@@ -38,6 +38,7 @@ from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.partners import MakeEngine, Partner, Partners
 from agentrl.rollout.records import group_records
 from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.teachers import MakeTeacher, Teachers
 
 TICK_S = 0.1
 KV_HIGH, KV_LOW = 0.9, 0.75
@@ -170,6 +171,7 @@ class EpisodeWorker:
         fit_parser: Callable[[ChatCodec, EndpointConfig], str] | None = None,  # gives the codec a parser of answers other than JSON
         scorers: Mapping[str, Scorer] | None = None,  # reward models by name, which the caller closes
         partner_engine: MakeEngine | None = None,  # makes the engines of partners that are models
+        teacher_model: MakeTeacher | None = None,  # makes the teachers that run here
     ) -> None:
         self._fit_parser = fit_parser
         self._engine, self._agent, self._settings = engine, agent, settings
@@ -178,6 +180,7 @@ class EpisodeWorker:
         self._learned = LearnedRewards(settings, scorers, agent.spec) if scorers else None
         self._compared = GroupRewards(settings.group_reward) if settings.group_reward else None
         self._partners = Partners(settings, partner_engine)
+        self._teachers = Teachers(settings.teaching, teacher_model) if settings.teaching else None
         self._sessions = open_sessions(agent, settings.env)
         self._server = EndpointServer(settings.endpoint)  # starts with the first episode that needs it
         self._live: set[asyncio.Task[Trajectories]] = set()
@@ -201,6 +204,8 @@ class EpisodeWorker:
             await asyncio.to_thread(self._fit_parser, self._codec, self._settings.endpoint)
         if self._learned is not None:
             await self._learned.start()
+        if self._teachers is not None:
+            await self._teachers.start()
         collect_rarely()
 
     async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, Group]:
@@ -256,6 +261,8 @@ class EpisodeWorker:
             await asyncio.wait(live)
         await self._server.close()
         await self._partners.close()
+        if self._teachers is not None:
+            await self._teachers.close()
         await self._sessions.close()
         await self._engine.close()
 
@@ -272,6 +279,8 @@ class EpisodeWorker:
                     logs[index] = member.requests
                 if self._learned is not None and self._codec is not None:
                     played = await self._learned.judge(group_request, played, self._codec)
+                if self._teachers is not None and group_request.eval_sampling is None and index < group_request.n_samples_per_prompt:
+                    played = await self._teachers.judge(group_request, played, len(self._running_codec().tokenizer))
                 return played
             finally:
                 left -= 1

@@ -1,0 +1,83 @@
+"""Forms of --teacher, and what does not go with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.config.commands import load_config
+from agentrl.config.teacher import TeacherSpec, learner_teacher, served_teachers, teacher_of, teacher_specs
+from agentrl.core.errors import ConfigError
+
+
+def test_the_forms_of_a_teacher() -> None:
+    url = "https://host:8000/v1/#model=big%20one&tokenizer=org/name"
+    assert teacher_specs("") == ()
+    assert teacher_specs("org/name") == (TeacherSpec(kind="learner", where="org/name"),)
+    assert teacher_specs("engine:org/name") == (TeacherSpec(kind="engine", where="org/name"),)
+    endpoint = TeacherSpec(kind="endpoint", where="https://host:8000/v1", options={"model": "big one", "tokenizer": "org/name"})
+    assert teacher_specs(url) == (endpoint,)
+    math, code = teacher_specs(f"math=engine:a, code={url}")
+    assert (math.name, math.kind, code.name, code.kind) == ("math", "engine", "code", "endpoint")
+    assert (endpoint.tokenizer, teacher_specs("http://h/v1#model=m")[0].tokenizer, math.tokenizer) == ("org/name", "", "a")
+    assert (learner_teacher("a/b"), learner_teacher("engine:a"), served_teachers("a/b")) == ("a/b", "", ())
+    assert [spec.where for spec in served_teachers("math=engine:a,code=engine:b")] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("engine:a,engine:b", "does not say which tasks"),
+        ("x=engine:a,x=engine:b", "does not say which tasks"),
+        ("x=engine:a,org/name", "does not say which tasks"),
+        ("http://host/v1", "with the name of its model"),
+        ("http://host/v1#model=m&other=1", "with the name of its model"),
+        ("engine:", "names no model"),
+        ("engine:./nowhere", "is not a directory"),
+        ("./nowhere", "is not a directory"),
+    ],
+)
+def test_other_forms_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"--teacher.*{problem}"):
+        teacher_specs(text)
+
+
+def test_the_teacher_of_a_task() -> None:
+    assert [teacher_of([""], "any"), teacher_of(["a", "b"], "b"), teacher_of(["a", "b"], "c"), teacher_of(["a"], "")] == [0, 1, None, None]
+
+
+SERVED = ["--teacher", "engine:org/name"]
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (["--teacher-loss", "forward"], "--teacher-loss.*no effect without a teacher"),
+        (["--teacher-top-k", "5"], "--teacher-top-k.*no effect without a teacher"),
+        (["--teacher-by", "kind"], "--teacher-by.*no effect without a teacher"),
+        ([*SERVED, "--teacher-top-k", "5"], "--teacher-top-k.*no effect on sampled tokens"),
+        (["--teacher", "org/name", "--teacher-loss", "reverse"], "--teacher-loss.*Use --teacher engine:org/name"),
+        ([*SERVED, "--temperature", "0.7"], "--temperature.*at temperature 1"),
+        (["--teacher", "org/name", "--learner-tensor-parallel", "2", "--num-learners", "2"], "--teacher.*--learner-tensor-parallel"),
+        (
+            [*SERVED, "--teacher-loss", "forward", "--learner-tensor-parallel", "2", "--num-learners", "2"],
+            "--teacher-loss.*ranks that share a row",
+        ),
+        ([*SERVED, "--interpolate-old-logprobs", "--mini-batches", "2"], "--interpolate-old-logprobs.*too late"),
+        (["--teacher", "engine:"], "--teacher.*names no model"),
+    ],
+)
+def test_what_does_not_go_with_a_teacher_is_refused(args: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(["--agent", "module:Name", *args])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--temperature", "0.7", "--teacher", "org/name"],
+        [*SERVED, "--teacher-loss", "forward", "--teacher-top-k", "5", "--mini-batches", "2", "--interpolate-old-logprobs"],
+        [*SERVED, "--learner-tensor-parallel", "2", "--num-learners", "2"],
+    ],
+)
+def test_what_goes_with_a_teacher_is_taken(args: list[str]) -> None:
+    assert load_config(["--agent", "module:Name", *args]).algo.teacher.endswith("org/name")
