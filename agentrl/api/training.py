@@ -246,6 +246,8 @@ async def _check_teachers(config: TrainConfig) -> None:
     """Refuse a teacher with another tokenizer than the model's."""
     trusted, model = config.model.trust_remote_code, model_path(config)
     for spec in teacher_specs(config.algo.teacher):
+        if spec.kind == "self":
+            continue
         if spec.tokenizer:
             await asyncio.to_thread(check_teacher, spec.tokenizer, model, trust_remote_code=trusted)
         else:

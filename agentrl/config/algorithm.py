@@ -28,7 +28,10 @@ class AlgoSettings:
     teacher: str = ""
     """A model with the same tokenizer, which scores the sampled tokens (on-policy distillation). A directory or hub name: it runs on each
     learner rank. ``engine:MODEL``: beside each rollout worker. ``http://HOST:PORT/v1#model=NAME``: a server of vLLM. Several of the last
-    two by task: ``NAME=FORM,NAME=FORM``."""
+    two by task: ``NAME=FORM,NAME=FORM``. ``self``: the policy itself, which reads the prompt as ``--teacher-template`` puts it."""
+    teacher_template: str = ""
+    """File with the prompt that ``--teacher self`` reads: a text with the places ``{prompt}``, ``{label}`` and ``{KEY}`` for entries of a
+    task's metadata, as a reference solution."""
     teacher_coef: Positive = 1.0
     """Weight of what ``--teacher`` adds to the advantages, or to the loss."""
     teacher_loss: Literal["sampled", "forward", "reverse"] = "sampled"

@@ -22,7 +22,7 @@ from agentrl.config.reward import PenaltyConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag as flag_of
 from agentrl.config.sections import refuse_set
-from agentrl.config.teacher import learner_teacher
+from agentrl.config.teacher import SELF, check_hint_template, served_teachers
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import num_gpus
 
@@ -90,7 +90,7 @@ def _a_teacher_can_be_heard(config: TrainConfig) -> None:
     if not algo.teacher:
         if estimator_facts(name).needs_teacher:
             raise ConfigError("--advantage-estimator", name, "learns from a teacher alone", "Give one with --teacher MODEL.")
-        for option in ("teacher_coef", "teacher_loss", "teacher_top_k", "teacher_by"):
+        for option in ("teacher_coef", "teacher_loss", "teacher_top_k", "teacher_by", "teacher_template"):
             if (value := getattr(algo, option)) != getattr(defaults, option):
                 raise ConfigError(flag_of(option), value, "has no effect without a teacher", "Give one with --teacher MODEL.")
         return
@@ -99,21 +99,29 @@ def _a_teacher_can_be_heard(config: TrainConfig) -> None:
         raise ConfigError("--interpolate-old-logprobs", True, problem, "Leave out one of the two.")
     if algo.teacher_loss == "sampled" and algo.teacher_top_k != defaults.teacher_top_k:
         raise ConfigError("--teacher-top-k", algo.teacher_top_k, "has no effect on sampled tokens", "Add --teacher-loss forward.")
-    (_a_teacher_fits_the_learner if learner_teacher(algo.teacher) else _a_served_teacher_fits_the_run)(config)
+    (_a_served_teacher_fits_the_run if served_teachers(algo.teacher) else _a_teacher_fits_the_learner)(config)
 
 
 def _a_teacher_fits_the_learner(config: TrainConfig) -> None:
     algo = config.algo
-    if config.learner.learner_tensor_parallel > 1:
+    if (algo.teacher == SELF) != bool(algo.teacher_template):
+        problem = "has nothing to read that the policy does not" if algo.teacher == SELF else "takes no --teacher-template"
+        raise ConfigError("--teacher", algo.teacher, problem, "Give --teacher self --teacher-template FILE, or neither.")
+    if algo.teacher == SELF:
+        check_hint_template(algo.teacher_template)
+    elif config.learner.learner_tensor_parallel > 1:
         remedy = f"Use --zero-stage 3 to divide models, or --teacher engine:{algo.teacher}."
         raise ConfigError("--teacher", algo.teacher, "does not go with --learner-tensor-parallel", remedy)
     if algo.teacher_loss != "sampled":
         problem = "needs the most likely tokens of the teacher, which a model on the learner ranks does not give"
-        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, f"Use --teacher engine:{algo.teacher}.")
+        remedy = "Use --teacher-loss sampled." if algo.teacher == SELF else f"Use --teacher engine:{algo.teacher}."
+        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, remedy)
 
 
 def _a_served_teacher_fits_the_run(config: TrainConfig) -> None:
     algo, learner = config.algo, config.learner
+    if algo.teacher_template:
+        raise ConfigError("--teacher-template", algo.teacher_template, "is for --teacher self", "Leave it out.")
     if algo.teacher_loss != "sampled" and learner.sequence_parallel * learner.learner_tensor_parallel > 1:
         problem = "compares several tokens at each place, which ranks that share a row do not"
         raise ConfigError("--teacher-loss", algo.teacher_loss, problem, "Use --teacher-loss sampled.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TypeVar
 
 from agentrl.config.evaluate import EvaluateConfig
-from agentrl.config.schema import PlaySettings
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
+from agentrl.config.teacher import with_absolute_folders
 from agentrl.core.paths import absolute_names
 
 P = TypeVar("P", bound=PlaySettings)
@@ -22,6 +23,9 @@ def with_absolute_paths(config: P) -> P:
         eval_prompts=absolute_names(config.data.eval_prompts),
         reward_model=tuple(map(absolute_names, config.reward.reward_model)),
     )
+    if isinstance(config, TrainConfig) and config.algo.teacher:
+        template = config.algo.teacher_template
+        config = changed(config, teacher=with_absolute_folders(config.algo.teacher), teacher_template=absolute_names(template))
     if isinstance(config, EvaluateConfig) and config.measure.baseline:
         return changed(config, baseline=absolute_names(config.measure.baseline))
     return config

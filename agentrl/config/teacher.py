@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import absolute_names
 
 FLAG = "--teacher"
-FORMS = "Write MODEL, engine:MODEL, http://HOST:PORT/v1#model=NAME, or several of the last two by task: NAME=engine:MODEL,NAME=http://..."
+FORMS = "Write MODEL, self, engine:MODEL, http://HOST:PORT/v1#model=NAME, or several of the last two by task: NAME=FORM,NAME=FORM."
+SELF = "self"
+TEMPLATE_FLAG = "--teacher-template"
 OPTIONS = ("model", "api_key_env", "tokenizer")
 ENGINE = "engine:"
 
@@ -21,7 +25,7 @@ class TeacherSpec:
     """One teacher: the tasks that it is for, where it runs, and its directory, hub name or address."""
 
     name: str = ""  # tasks of this name are its; empty: all
-    kind: Literal["learner", "engine", "endpoint"]
+    kind: Literal["learner", "self", "engine", "endpoint"]
     where: str
     options: dict[str, str] = field(default_factory=dict)  # of an endpoint
 
@@ -51,8 +55,6 @@ def teacher_specs(text: str) -> tuple[TeacherSpec, ...]:
     names = [spec.name for spec in specs]
     if len(specs) > 1 and (not all(names) or len({*names}) < len(names)):
         raise ConfigError(FLAG, text, "does not say which tasks each teacher is for", "Give each a name of its own: NAME=engine:MODEL.")
-    if any(names) and any(spec.kind == "learner" for spec in specs):
-        raise ConfigError(FLAG, text, "has a model on the learner ranks, which teaches all tasks", "Write NAME=engine:MODEL.")
     return specs
 
 
@@ -63,7 +65,35 @@ def learner_teacher(text: str) -> str:
 
 def served_teachers(text: str) -> tuple[TeacherSpec, ...]:
     """Return the teachers that are served."""
-    return tuple(spec for spec in teacher_specs(text) if spec.kind != "learner")
+    return tuple(spec for spec in teacher_specs(text) if spec.kind in ("engine", "endpoint"))
+
+
+def check_hint_template(file: str) -> str:
+    """Return the text of a template of ``--teacher self``: ``{prompt}``, ``{label}`` and ``{KEY}`` of a task's metadata are its places.
+
+    Raises:
+        ConfigError: If it cannot be read, has places of another form, or none for the prompt.
+    """
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+        names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+    except (OSError, ValueError) as error:
+        raise ConfigError(TEMPLATE_FLAG, file, f"cannot be read: {error}", "Give a text file; write braces twice.") from error
+    if "prompt" not in names or not all(name.isidentifier() for name in names):
+        problem = f"has the places {', '.join(names) or 'none'}, and needs {{prompt}} and may have {{label}} and {{KEY}} of the metadata"
+        raise ConfigError(TEMPLATE_FLAG, file, problem, "Write braces that are no places twice.")
+    return text
+
+
+def with_absolute_folders(text: str) -> str:
+    """Return ``--teacher`` with absolute paths of directories."""
+    parts = [part.strip() for part in text.split(",")]
+    return ",".join(part if "://" in part else _absolute(part) for part in parts)
+
+
+def _absolute(part: str) -> str:
+    head, mark, model = part.rpartition(ENGINE)
+    return f"{head}{mark}{absolute_names(model)}"
 
 
 def _read(part: str) -> TeacherSpec:
@@ -71,6 +101,8 @@ def _read(part: str) -> TeacherSpec:
     head, equals, tail = part.partition("=")
     if equals and tail.startswith((ENGINE, "http://", "https://")) and head.isidentifier():
         name, where = head, tail
+    if where == SELF:
+        return TeacherSpec(kind="self", where="")
     if where.startswith(ENGINE):
         return TeacherSpec(name=name, kind="engine", where=_folder(where.removeprefix(ENGINE), part))
     if not where.startswith(("http://", "https://")):

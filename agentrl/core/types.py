@@ -188,6 +188,7 @@ class Turn:
     experts: ExpertArray | None = None
     images: tuple[PlacedImage, ...] = ()  # those in the prompt
     teacher: TeacherScores | None = None  # scores of a served teacher for the sampled tokens
+    hinted_ids: IntArray | None = None  # what ``--teacher self`` reads in place of `prompt_ids`; `None` if that is the same
 
     def __post_init__(self) -> None:
         _aligned("Turn", self.token_ids, self.logprobs, self.versions)

@@ -23,6 +23,7 @@ from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
 from agentrl.algo.token_losses import Denominators, LossInputs, aggregate, shares, value_loss
+from agentrl.config.teacher import SELF
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import derive_seed
 from agentrl.learner.annotations import Annotator
@@ -37,7 +38,7 @@ from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
 from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets
-from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_teachers_tokens
+from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_teachers_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class TrainingStep:
         The statistics are those over all micro-batches and ranks.
         """
         with self.clock.phase("layout"):
-            updates = self._lay_out()
+            updates = self._lay_out(self.host)
         signals = self._prepare(updates)
         self._begin_audit(updates, signals)
         for epoch in range(self.algo.ppo_epochs):
@@ -109,13 +110,13 @@ class TrainingStep:
         # Ranks that run the same micro-batches measured the same; counted from each, it would count several times.
         return self.ranks.merge(self.stats if self.ranks.leads else MetricSums())
 
-    def _lay_out(self) -> tuple[Update, ...]:
+    def _lay_out(self, host: Batch) -> tuple[Update, ...]:
         kernel, budget = self.models.kernel, self.settings.learner.micro_batch_tokens
         width, ranks = self.models.hidden_size, self.ranks.data_size
         parts = ranks * self.algo.mini_batches if ranks > 1 else 1
-        bundles = one_row_bundles(self.host)
+        bundles = one_row_bundles(host)
         if self.models.share_prompts:
-            bundles = share_prompts(self.host, budget=budget, hidden_size=width, parts=parts, costs=kernel.costs)
+            bundles = share_prompts(host, budget=budget, hidden_size=width, parts=parts, costs=kernel.costs)
         plans = plan_updates(
             [bundle.length for bundle in bundles],
             [bundle.group for bundle in bundles],
@@ -125,12 +126,13 @@ class TrainingStep:
             packed=kernel.packed,
             hidden_size=width,
         )
-        layout = Layout(self.host)
+        layout = Layout(host)
         updates = []
         for number, plan in enumerate(plans):
             mine = ([bundles[place] for place in places] for places in plan.micros[self.ranks.data_rank])
             micros = tuple(layout.micro_batch(chosen, packed=kernel.packed) for chosen in mine)
-            self.stats.merge(describe_layout(micros))
+            if host is self.host:
+                self.stats.merge(describe_layout(micros))
             rows = [row for place in plan.rows for row in bundles[place].rows]
             updates.append(Update(number=number, micros=micros, sizes=self._sizes(rows)))
         return tuple(updates)
@@ -192,6 +194,9 @@ class TrainingStep:
     def _gap_to_teacher(self, old: Tensor, updates: Sequence[Update]) -> Tensor | None:
         """Log-probabilities less those of the teacher, the reverse KL divergence in each sampled token; `None` without a teacher. # [A]."""
         score, theirs = self.models.teacher, self.batch.teacher if self.sampled_teacher else None
+        if self.algo.teacher == SELF:
+            with self.clock.phase("teacher"):
+                theirs = self._over_batch(lambda micro: self.models.policy(micro)[0], self._lay_out(with_hints(self.host)))
         if score is None and theirs is None:
             return None
         if theirs is None:

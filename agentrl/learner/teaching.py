@@ -9,9 +9,9 @@ from torch import Tensor
 
 from agentrl.algo.distillation import top_k_divergence
 from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.teacher import learner_teacher
+from agentrl.config.teacher import served_teachers
 from agentrl.core.errors import BatchError
-from agentrl.learner.batch import Batch
+from agentrl.learner.batch import Batch, Row
 from agentrl.learner.layout import MicroBatch
 
 
@@ -21,8 +21,21 @@ def check_taught(batch: Batch, algo: AlgoConfig) -> None:
     Raises:
         BatchError: If a turn has no scores.
     """
-    if algo.teacher and not learner_teacher(algo.teacher) and batch.teacher is None:
+    if served_teachers(algo.teacher) and batch.teacher is None:
         raise BatchError(f"--teacher {algo.teacher}: a turn was sent to the learner without scores of the teacher")
+
+
+def with_hints(batch: Batch) -> Batch:
+    """Return a batch in which each row begins with what ``--teacher self`` reads; its action tokens are the same, in the same order."""
+    rows = tuple(_hinted(row) for row in batch.rows)
+    lengths = [sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in row.turns) for row in rows]
+    return replace(batch, rows=rows, row_lengths=torch.tensor(lengths))
+
+
+def _hinted(row: Row) -> Row:
+    first, *others = (replace(turn, experts=None) for turn in row.turns)  # the engine chose experts for other tokens
+    prompt = first.prompt_ids if first.hinted_ids is None else first.hinted_ids
+    return replace(row, turns=(replace(first, prompt_ids=prompt), *others))
 
 
 def with_teachers_tokens(micro: MicroBatch, batch: Batch) -> MicroBatch:

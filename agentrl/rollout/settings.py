@@ -62,6 +62,7 @@ class EpisodeSettings(PlaySettings):
         partner_folder: Directory with earlier weights of the run, which agents are played by with ``--partner NAME=past``; empty: the
             policy plays them.
         teaching: Served teachers, which score what is to be trained; `None` without one.
+        hint_template: File of ``--teacher-template``; empty without one.
     """
 
     temperature: float = 1.0
@@ -73,6 +74,7 @@ class EpisodeSettings(PlaySettings):
     group_reward: GroupRewardSettings | None = None
     partner_folder: str = ""
     teaching: TeachingSettings | None = None
+    hint_template: str = ""
 
     @property
     def sampling(self) -> Sampling:
@@ -164,7 +166,8 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
     if isinstance(config, TrainConfig):
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
         own["run_name"] = str(config.training.run_dir or "")
-        own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config), "teaching": teaching_settings(config)}
+        own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config)}
+        own |= {"teaching": teaching_settings(config), "hint_template": config.algo.teacher_template}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
 

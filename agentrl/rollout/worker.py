@@ -34,6 +34,7 @@ from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.group_rewards import GroupRewards
+from agentrl.rollout.hints import Hints
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.partners import MakeEngine, Partner, Partners
 from agentrl.rollout.records import group_records
@@ -181,6 +182,7 @@ class EpisodeWorker:
         self._compared = GroupRewards(settings.group_reward) if settings.group_reward else None
         self._partners = Partners(settings, partner_engine)
         self._teachers = Teachers(settings.teaching, teacher_model) if settings.teaching else None
+        self._hints: Hints | None = None
         self._sessions = open_sessions(agent, settings.env)
         self._server = EndpointServer(settings.endpoint)  # starts with the first episode that needs it
         self._live: set[asyncio.Task[Trajectories]] = set()
@@ -206,6 +208,8 @@ class EpisodeWorker:
             await self._learned.start()
         if self._teachers is not None:
             await self._teachers.start()
+        if file := self._settings.hint_template:
+            self._hints = Hints(file, apply_chat_template=self._settings.data.apply_chat_template)
         collect_rarely()
 
     async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, Group]:
@@ -279,8 +283,8 @@ class EpisodeWorker:
                     logs[index] = member.requests
                 if self._learned is not None and self._codec is not None:
                     played = await self._learned.judge(group_request, played, self._codec)
-                if self._teachers is not None and group_request.eval_sampling is None and index < group_request.n_samples_per_prompt:
-                    played = await self._teachers.judge(group_request, played, len(self._running_codec().tokenizer))
+                if group_request.eval_sampling is None and index < group_request.n_samples_per_prompt:
+                    played = await self._taught(group_request, played)
                 return played
             finally:
                 left -= 1
@@ -295,6 +299,13 @@ class EpisodeWorker:
         if self._compared is None or group_request.eval_sampling:
             return group
         return await self._compared.judge(group, self._running_codec())
+
+    async def _taught(self, group_request: GroupRequest, played: Trajectories) -> Trajectories:
+        """Return what is to be trained with what a teacher says of it, or reads in place of its prompt."""
+        codec = self._running_codec()
+        if self._teachers is not None:
+            return await self._teachers.judge(group_request, played, len(codec.tokenizer))
+        return played if self._hints is None else self._hints.add(group_request.task, played, codec, self._engine.max_model_len)
 
     def _running_codec(self) -> ChatCodec:
         if self._codec is None or self._closed:

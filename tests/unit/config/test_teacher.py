@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentrl.config.commands import load_config
-from agentrl.config.teacher import TeacherSpec, learner_teacher, served_teachers, teacher_of, teacher_specs
+from agentrl.config.places import with_absolute_paths
+from agentrl.config.teacher import TeacherSpec, learner_teacher, served_teachers, teacher_of, teacher_specs, with_absolute_folders
 from agentrl.core.errors import ConfigError
 
 
@@ -32,6 +35,8 @@ def test_the_forms_of_a_teacher() -> None:
         ("http://host/v1", "with the name of its model"),
         ("http://host/v1#model=m&other=1", "with the name of its model"),
         ("engine:", "names no model"),
+        ("self,x=engine:a", "does not say which tasks"),
+        ("x=engine:a,y=self", "does not say which tasks"),
         ("engine:./nowhere", "is not a directory"),
         ("./nowhere", "is not a directory"),
     ],
@@ -39,6 +44,20 @@ def test_the_forms_of_a_teacher() -> None:
 def test_other_forms_are_refused(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"--teacher.*{problem}"):
         teacher_specs(text)
+
+
+def test_folders_of_teachers_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big").mkdir()
+    (tmp_path / "template.txt").write_text("{prompt} {label}")
+    assert with_absolute_folders("big") == str(tmp_path / "big")
+    text = "math=engine:./big, code=http://h/v1#model=big,art=engine:org/name"
+    assert with_absolute_folders(text) == f"math=engine:{tmp_path / 'big'},code=http://h/v1#model=big,art=engine:org/name"
+    config = load_config(["--agent", "module:Name", "--teacher", "self", "--teacher-template", "template.txt"])
+    found = with_absolute_paths(config).algo
+    assert (found.teacher, found.teacher_template) == ("self", str(tmp_path / "template.txt"))
+    with pytest.raises(ConfigError, match=r"--teacher-loss.*Use --teacher-loss sampled"):
+        load_config(["--agent", "module:Name", "--teacher", "self", "--teacher-template", "template.txt", "--teacher-loss", "forward"])
 
 
 def test_the_teacher_of_a_task() -> None:
@@ -64,6 +83,11 @@ SERVED = ["--teacher", "engine:org/name"]
         ),
         ([*SERVED, "--interpolate-old-logprobs", "--mini-batches", "2"], "--interpolate-old-logprobs.*too late"),
         (["--teacher", "engine:"], "--teacher.*names no model"),
+        (["--teacher", "self"], "--teacher.*nothing to read that the policy does not.*--teacher-template FILE"),
+        (["--teacher", "org/name", "--teacher-template", "README.md"], "--teacher.*takes no --teacher-template"),
+        ([*SERVED, "--teacher-template", "README.md"], "--teacher-template.*is for --teacher self"),
+        (["--teacher-template", "README.md"], "--teacher-template.*no effect without a teacher"),
+        (["--teacher", "self", "--teacher-template", "no.txt"], "--teacher-template.*cannot be read"),
     ],
 )
 def test_what_does_not_go_with_a_teacher_is_refused(args: list[str], problem: str) -> None:

@@ -86,6 +86,7 @@ class Scene:
     resumed: bool = False
     recorded: int = 0
     beside: bool = False
+    hooks: list[Any] = field(default_factory=list)  # further ones, after the evaluations
     workers: list[Worker] = field(default_factory=lambda: [Worker()])
     learner: Learner = field(default_factory=Learner)
     observer: Recorder = field(default_factory=Recorder)
@@ -114,7 +115,7 @@ class Scene:
             learner=self.learner,
             tasks=endless_tasks(),
             observer=self.observer,
-            after_step=[evaluations],
+            after_step=[evaluations, *self.hooks],
             stop=self.stop,
         )
 
@@ -221,6 +222,19 @@ def test_generation_goes_on_beside_an_evaluation_of_an_asynchronous_run() -> Non
     scene.run()
     assert scene.observer.steps[3]["time/step_s"] > 30.0  # the learner waited
     assert scene.observer.steps[3]["queue/wait_s"] > 20.0  # for the evaluation, and not for groups
+
+
+def test_what_a_stopped_run_left_to_be_done_beside_a_step_is_not_begun() -> None:
+    scene = Scene(1, staleness=1, workers=[Worker(eval_s=1000.0)], beside=True)
+
+    async def ask(point: Any) -> None:
+        scene.stop.ask()
+        await anyio.sleep(1.0)
+
+    scene.hooks.append(ask)
+    result = scene.run()
+    assert (result.stopped, result.steps, scene.results) == (True, 1, [])
+    assert result.seconds < 500.0
 
 
 def test_the_learner_trains_beside_an_evaluation() -> None:

@@ -13,7 +13,7 @@ import torch
 from agentrl.algo.distillation import top_k_divergence
 from agentrl.core.errors import BatchError
 from agentrl.core.teaching import TeacherScores
-from agentrl.core.types import Group, Turn
+from agentrl.core.types import Group, Turn, ints
 from agentrl.learner.batch import collate
 from tests.learner_support import action_targets, gradients, largest_difference, make_settings, write_model
 from tests.unit.learner.test_algorithms import GROUPS, logprobs, started
@@ -123,3 +123,50 @@ def test_most_likely_tokens_that_the_policy_does_not_have_are_left_out() -> None
     with pytest.raises(BatchError, match="shapes"):
         TeacherScores(np.zeros(2, np.float32), np.zeros((1, 3), np.int32), np.zeros((1, 3), np.float32))
     assert action_targets(collate(GROUPS)).ndim == 1
+
+
+def hinted(groups: Sequence[Group], hint: Sequence[int]) -> tuple[Group, ...]:
+    """The groups with some tokens before the prompt of each context, as the teacher of self-distillation reads them."""
+
+    def with_hint(number: int, turn: Turn) -> Turn:
+        begins = number == 0 or turn.fresh
+        return replace(turn, hinted_ids=ints([*hint, *turn.prompt_ids.tolist()])) if begins else turn
+
+    return tuple(
+        replace(g, trajectories=tuple(replace(t, turns=tuple(with_hint(n, u) for n, u in enumerate(t.turns))) for t in g.trajectories))
+        for g in groups
+    )
+
+
+@pytest.mark.parametrize(("stage", "share"), [(0, True), (0, False), (3, True)])
+def test_the_policy_teaches_itself_with_a_hint_and_no_gradient_through_it(tiny_model: str, stage: int, share: bool) -> None:
+    """Against the written-out step."""
+    groups, hint = at_one(GROUPS), [9, 33, 2]
+    algo = {"advantage_estimator": "distillation", "teacher": "self"}
+    found = gradients(make_settings(tiny_model, algo=algo, learner={"zero_stage": stage, "share_prompts": share}), hinted(groups, hint))
+    model, _ = logprobs(tiny_model)
+    batch, new, theirs = collate(groups), [], []
+    for row in batch.rows:
+        tokens, places = torch.from_numpy(row.tokens.astype(np.int64)), torch.from_numpy(row.action_positions.astype(np.int64))
+        targets = tokens[places][:, None]
+        new.append(model(tokens[None]).logits[0, places - 1].log_softmax(-1).gather(-1, targets)[:, 0])
+        with torch.no_grad():
+            longer = torch.cat([torch.tensor(hint), tokens])
+            theirs.append(model(longer[None]).logits[0, places - 1 + len(hint)].log_softmax(-1).gather(-1, targets)[:, 0])
+    own = torch.cat(new)
+    weights = (own.detach() - batch.logprobs).exp().clamp(max=2.0)
+    (-weights * -(own.detach() - torch.cat(theirs)) * own).mean().backward()
+    expected = {f"model.{key}": parameter.grad for key, parameter in model.named_parameters()}
+    assert max(float(part.abs().max()) for part in expected.values()) > 1e-3
+    assert largest_difference(found, expected) < 1e-5
+
+
+def test_without_a_hint_the_policy_learns_nothing_of_itself(tiny_model: str) -> None:
+    learner = started(tiny_model, algo={"advantage_estimator": "distillation", "teacher": "self"})
+    metrics = learner.train(0, *at_one(GROUPS)).metrics
+    again = learner.train(1, *hinted(at_one(GROUPS), [9, 33, 2])).metrics
+    learner.close()
+    assert metrics["distill/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(0.0, abs=1e-5)
+    assert abs(again["distill/kl"]) > 1e-3
+    assert again["shared_prompts"] == metrics["shared_prompts"]  # the figures of the layout are those of the trained rows

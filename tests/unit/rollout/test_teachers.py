@@ -61,7 +61,7 @@ class Scripted:
         self.seen.append((tokens.tolist(), places.tolist(), top_k))
         count = len(places)
         # 90 is no token of a policy with 64.
-        top = np.tile(np.array([[90, 7]], np.int32), (count, 1)), np.full((count, 2), -0.5, np.float32)
+        top = np.stack([np.full(count, 90), places], 1).astype(np.int32), np.full((count, 2), -0.5, np.float32)
         return TeacherScores(-places.astype(np.float32), *top)
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ def test_each_context_is_scored_once_with_all_that_came_before() -> None:
     assert sorted(made["a"].seen) == [([1, 2, 3, 4, 5, 6], [2, 3, 5], 2), ([1, 9, 8], [2], 2)]
     scores = [each.teacher for each in found.turns]
     assert [each.logprobs.tolist() for each in scores if each] == [[-2.0, -3.0], [-5.0], [-2.0]]
-    assert all(each is not None and each.top_ids.tolist() == [[0, 7]] * len(each.logprobs) for each in scores)
+    assert [each.top_ids.tolist() for each in scores if each] == [[[0, 2], [0, 3]], [[0, 5]], [[0, 2]]]
     assert all(each is not None and (each.top_logprobs == [-math.inf, -0.5]).all() for each in scores)
     assert "teacher_s" in found.timings
 
@@ -192,11 +192,11 @@ def entry(**logprobs: float) -> dict[str, Any]:
 
 def test_a_server_of_vllm_is_asked_for_prompt_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEACHER_KEY", "secret")
-    rows = [None, entry(t5=-3.0, t1=-0.1, t2=-2.0), entry(t6=-0.2, t1=-4.0), entry(t7=-9.0, t3=-0.4)]
+    rows = [None, entry(t5=-3.0, t1=-2.0, t2=-0.1), entry(t6=-0.2, t1=-4.0), entry(t7=-9.0, t3=-0.4)]
     with service(lambda path, body: (200, {"choices": [{"prompt_logprobs": rows}]})) as (spec, asked):
         found = asked_of(spec, [4, 5, 6, 7], [1, 3], 2)
     assert found.logprobs.tolist() == pytest.approx([-3.0, -9.0])
-    assert found.top_ids.tolist() == [[1, 2], [3, 7]]
+    assert found.top_ids.tolist() == [[2, 1], [3, 7]]
     assert found.top_logprobs.tolist() == [pytest.approx([-0.1, -2.0]), pytest.approx([-0.4, -9.0])]
     path, body, key = asked[0]
     assert (path, key) == ("/v1/completions", "Bearer secret")
