@@ -17,9 +17,11 @@ import pytest
 from agentrl.assets import tiny_model_path
 from tests.benchmarks.estimators import perturb
 from tests.e2e.runs import succeeded, train
+from tests.learner_support import write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+ROOT = Path(__file__).parents[2]
 START_S = 300.0
 SIZES = ("--num-steps", "16", "--groups-per-step", "8", "--n-samples-per-prompt", "4", "--max-new-tokens", "8", "--learning-rate", "5e-4")
 
@@ -81,6 +83,34 @@ def test_the_divergence_over_likely_tokens_falls(tmp_path: Path, server: str, di
     flags = ("--teacher", server, "--teacher-loss", direction, "--teacher-top-k", "16", "--async")
     found = divergences(tmp_path / "run", student, *flags)
     assert fmean(found[-4:]) < 0.7 * fmean(found[:4]), found
+
+
+START_LEARNER = """
+import sys
+from agentrl.core.process import resident_mib
+from agentrl.learner.learner import LearnerRank
+from tests.learner_support import CollectingSender, make_settings
+algo = {"advantage_estimator": "distillation", "teacher": sys.argv[2]} if sys.argv[2] else {}
+learner = LearnerRank(make_settings(sys.argv[1], algo=algo), CollectingSender())
+learner.start(0, 1, 0)
+print(resident_mib())
+learner.close()
+"""
+
+
+def test_memory_of_the_learner_does_not_grow_with_a_served_teacher(tmp_path: Path) -> None:
+    student = write_model(tmp_path / "student")
+    teacher = write_model(tmp_path / "teacher", hidden_size=1536, intermediate_size=4096, num_hidden_layers=4)
+    size_mib = (tmp_path / "teacher" / "model.safetensors").stat().st_size / 2**20
+
+    def resident(spec: str) -> float:
+        found = subprocess.run([sys.executable, "-c", START_LEARNER, student, spec], capture_output=True, text=True, check=True, cwd=ROOT)
+        return float(found.stdout.split()[-1])
+
+    without, served, local = resident(""), resident(f"engine:{teacher}"), resident(teacher)
+    assert size_mib > 300
+    assert abs(served - without) < 0.2 * size_mib
+    assert local - without > 0.8 * size_mib
 
 
 def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from agentrl.flow import train
 from agentrl.flow.checkpoint import Progress, latest_checkpoint
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
+from agentrl.flow.state import SafePoint
 from agentrl.profile.simulation import run_virtual
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
@@ -66,6 +67,35 @@ def test_the_next_step_begins_before_the_checkpoint_is_complete(rest_s: float, p
     # One that takes longer than a step keeps the next one waiting, so that they do not pile up.
     (_, second_ends), (third_begins, _) = learner.spans[1:3]
     assert third_begins - second_ends == pytest.approx(max(0.25, pause_s - 1.0), abs=0.1)
+
+
+def test_a_checkpoint_is_complete_when_what_runs_beside_the_next_step_has_ended() -> None:
+    """So a run that is killed in an evaluation is resumed before the step that was measured, and measures it again."""
+    disk, learner = SlowDisk(0.25, 0.5), ScriptedLearner(train_s=lambda step: 1.0)
+    settings = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=2, max_staleness=3)
+    pool = RolloutPool({"engine-0": ScriptedWorker(duration=lambda group_request: 0.01, load_s=0.01)})
+    ended: list[float] = []
+
+    async def work() -> dict[str, float]:
+        await anyio.sleep(20.0)
+        ended.append(asyncio.get_running_loop().time())
+        return {"late": 1.0}
+
+    async def hook(point: SafePoint) -> None:
+        if point.step == 2:
+            point.beside(work)
+
+    recorder = Recorder()
+    run_virtual(
+        lambda: train(
+            settings=settings, pool=pool, learner=learner, tasks=endless_tasks(), observer=recorder, after_step=[hook],
+            checkpoints=disk,  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
+    second_begun, second_complete = disk.written[1]
+    assert second_begun < ended[0] <= second_complete - 0.5
+    assert learner.spans[2][0] < ended[0] < learner.spans[3][0]  # one step was trained meanwhile, and not another
+    assert [row.get("late") for row in recorder.steps] == [None, 1.0, None, None]
 
 
 @pytest.mark.anyio
