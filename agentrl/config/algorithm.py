@@ -15,7 +15,7 @@ from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.options import option_names
 from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, Share, UserFile
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class AlgoSettings:
     advantage_estimator: Annotated[str, UserFile] = "group_norm"
     """Advantage estimator. One of ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``,
     ``opo``, ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
-    teacher: str = ""
+    teacher: Annotated[str, ResumeMayChange] = ""
     """A model with the same tokenizer, which scores the sampled tokens (on-policy distillation). A directory or hub name: it runs on each
     learner rank. ``engine:MODEL``: beside each rollout worker. ``http://HOST:PORT/v1#model=NAME``: a server of vLLM. Several of the last
     two by task: ``NAME=FORM,NAME=FORM``. ``self``: the policy itself, which reads the prompt as ``--teacher-template`` puts it."""
-    teacher_template: str = ""
+    teacher_template: Annotated[str, ResumeMayChange] = ""
     """File with the prompt that ``--teacher self`` reads: a text with the places ``{prompt}``, ``{label}`` and ``{KEY}`` for entries of a
     task's metadata, as a reference solution."""
     teacher_coef: Positive = 1.0

@@ -15,6 +15,7 @@ from agentrl.core.errors import BatchError
 from agentrl.core.teaching import TeacherScores
 from agentrl.core.types import Group, Turn, ints
 from agentrl.learner.batch import collate
+from agentrl.learner.teaching import with_hints
 from tests.learner_support import action_targets, gradients, largest_difference, make_settings, write_model
 from tests.unit.learner.test_algorithms import GROUPS, logprobs, started
 
@@ -170,3 +171,13 @@ def test_without_a_hint_the_policy_learns_nothing_of_itself(tiny_model: str) -> 
     assert metrics["grad_norm"] == pytest.approx(0.0, abs=1e-5)
     assert abs(again["distill/kl"]) > 1e-3
     assert again["shared_prompts"] == metrics["shared_prompts"]  # the figures of the layout are those of the trained rows
+
+
+def test_rows_with_hints_are_as_long_as_they_are_and_have_the_same_actions() -> None:
+    batch = collate(hinted(at_one(GROUPS), [9, 33, 2]))
+    found = with_hints(batch)
+    assert found.row_lengths.tolist() == [len(row.tokens) for row in found.rows]
+    assert (found.row_lengths - batch.row_lengths).tolist() == [3] * batch.num_rows
+    assert [row.tokens[row.action_positions].tolist() for row in found.rows] == [
+        row.tokens[row.action_positions].tolist() for row in batch.rows
+    ]
