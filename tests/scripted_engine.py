@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -70,10 +71,12 @@ class ScriptedEngine:
         self._begin()
         aborted = self._aborted[request.request_id] = asyncio.Event()
         try:
-            async with asyncio.timeout(self.delay(request)):
-                await aborted.wait()
-        except TimeoutError:
-            pass
+            if delay := self.delay(request):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await aborted.wait()
+            else:
+                await asyncio.sleep(0)
         finally:
             self._end()
             del self._aborted[request.request_id]

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.process import inner_last
@@ -46,7 +46,6 @@ _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 
 _NO_THREAD = contextlib.nullcontext()
 _Checked = TypeVar("_Checked")
-_Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +212,34 @@ class _UserError(Exception):
         self.error = error
 
 
+class _LateError(Exception):
+    """The deadline of a call has passed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call of user code; `answer` is awaited itself, because `asyncio.wait` would make a second future for every step."""
+
+    call: Callable[[], Any]
+    is_async: bool
+    answer: asyncio.Future[Any]  # how the call ended, `_LateError` after its deadline
+    is_over: bool = False
+    ended: asyncio.Future[None] | None = None  # of whoever waits for the end of a call that is interrupted
+
+    def expire(self) -> None:
+        """Answer for a call that is not over at its deadline."""
+        if not self.answer.done():
+            self.answer.set_exception(_LateError())
+
+    def end(self, result: Any, error: _UserError | None) -> None:
+        """Answer with the result of the call, or with what it raised, if that is still awaited."""
+        self.is_over = True
+        if not self.answer.done():
+            self.answer.set_result(result) if error is None else self.answer.set_exception(error)
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(None)
+
+
 class EnvSession:
     """One episode's environment: made at `reset`, stepped, and closed whatever happened; `source` is the user's file, for messages."""
 
@@ -295,34 +322,40 @@ class EnvSession:
         async with _NO_THREAD if is_async else self._threads:
             if self._server is None or self._server.done():
                 self._server = asyncio.create_task(self._serve(), name=f"env {self._class.__name__}")
-            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(lambda future: future.cancelled() or future.exception())  # read, even when nobody waits
-            self._jobs.put_nowait((call, is_async, answer))
+            loop = asyncio.get_running_loop()
+            job = _Job(call, is_async, loop.create_future())
+            self._jobs.put_nowait(job)
+            timer = loop.call_later(timeout_s, job.expire)
             try:
-                await asyncio.wait({answer}, timeout=timeout_s)
+                result, problem = await job.answer, None
+            except _UserError as raised:
+                result, problem = None, raised.error
             except asyncio.CancelledError:
-                await self._interrupt(name, answer)
+                _ = job.answer.cancelled() or job.answer.exception()  # read, so that asyncio does not complain
+                await self._interrupt(name, job)
                 raise
-            if not answer.done():
-                await self._interrupt(name, answer)
+            except _LateError:
+                await self._interrupt(name, job)
                 left = "" if is_async else self.abandoned
-                raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}")
+                raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}") from None
+            finally:
+                timer.cancel()
         if self._directory is not None:
             self._directory.restore(self._where(name))
-        try:
-            return answer.result()
-        except _UserError as raised:
-            raise _named_error(self._where(name), raised.error) from raised.error
+        if problem is not None:
+            raise _named_error(self._where(name), problem) from problem
+        return result
 
-    async def _interrupt(self, name: str, answer: asyncio.Future[Any]) -> None:
+    async def _interrupt(self, name: str, job: _Job) -> None:
         """Cancel the running call; code that ignores cancellation is left behind after a moment."""
         server = self._server
         if server is None:
             return
         server.cancel()
-        await asyncio.wait({answer}, timeout=CANCEL_GRACE_S)
-        if not answer.done():
-            answer.cancel()
+        if not job.is_over:
+            job.ended = asyncio.get_running_loop().create_future()
+            await asyncio.wait({job.ended}, timeout=CANCEL_GRACE_S)
+        if not job.is_over:
             self._server = None
             self._jobs = asyncio.Queue()
             _log.warning("%s ignores cancellation and is left behind", self._where(name))
@@ -334,20 +367,19 @@ class EnvSession:
         use_choice(self._limits.sandbox)
         use_servers(self._limits.mcp)
         while True:
-            call, is_async, answer = await jobs.get()
+            job = await jobs.get()
             try:
-                result = call() if is_async else await self._threads.run(call)
+                result = job.call() if job.is_async else await self._threads.run(job.call)
                 if inspect.isawaitable(result):
                     result = await result
             except BaseException as error:
                 _forget_cancellation()
-                if not answer.done():
-                    answer.set_exception(error if isinstance(error, _UserError) else _UserError(error))
+                job.end(None, error if isinstance(error, _UserError) else _UserError(error))
                 if isinstance(error, KeyboardInterrupt | GeneratorExit):
                     raise
             else:
-                if not answer.done():
-                    answer.set_result(result)
+                job.end(result, None)
+            del job
 
 
 async def _made(cls: AgentClass) -> Any:

@@ -7,7 +7,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -106,8 +106,7 @@ def check_step(value: Any, where: str, agents: Sequence[str] = (), given: Mappin
 
 def _check_typed_step(value: StepResult, where: str, agents: Sequence[str], given: Mapping[str, Any]) -> StepResult:
     rewards, scores = (_by_agent(getattr(value, field), agents, where, field) for field in ("rewards", "scores"))
-    return replace(
-        value,
+    return StepResult(
         reward=number(value.reward, where, "reward"),
         observation=None if value.observation is None else _chat(value.observation, where, "observation"),
         terminated=_flag(value.terminated, where, "terminated"),

@@ -87,8 +87,11 @@ class Episode:
         await self._reset()
         for number in range(self._settings.rollout.max_turns):
             self.number = number
-            with self._timed("generate"):
+            start = time.perf_counter()
+            try:
                 turn = await self._agents[self.agent].generate(number)
+            finally:
+                self._time("generate", start)
             result = await self._step(turn)
             if result.terminated:
                 return Status.FINISHED
@@ -132,8 +135,11 @@ class Episode:
         if self._agents_spec.rendered:
             prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.data.apply_chat_template)
             self._task = replace(task, prompt=self._codec.decode(prompt))
-        with self._timed("reset"):
+        start = time.perf_counter()
+        try:
             result = await self._env.reset(self._task, seed)
+        finally:
+            self._time("reset", start)
         self.agent = agent = result.agent or self._agents_spec.agents[0]
         self._openings = result.observations
         self._logs.append(result.info)
@@ -186,10 +192,13 @@ class Episode:
     async def _step(self, turn: Turn) -> StepResult:
         """Let the environment judge a turn, and record it."""
         conversation = self._agents[self.agent]
-        with self._timed("step"):
+        start = time.perf_counter()
+        try:
             state = self.state(turn)
             answer = str(state.action_text)  # before user code has the state
             result = await self._env.step(state)
+        finally:
+            self._time("step", start)
         conversation.settle(turn, result, answer)
         for name in {**result.rewards, **result.scores}:
             self._agents[name].earn(result.rewards.get(name, 0.0), result.scores.get(name))
@@ -204,16 +213,12 @@ class Episode:
         except EnvResultError as error:
             raise EnvResultError(f"{self._agents_spec.env}.{method}, task {self._task.id!r}: {error}") from error
 
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            turn, begin_s = None if name == "reset" else self.number, start - self._start_s
-            tools = () if name == "generate" else self._env.take_spans()
-            self._spans += [replace(tool, turn=turn, start_s=begin_s + tool.start_s) for tool in tools]
-            self._spans.append(Span(name, turn, begin_s, time.perf_counter() - start))
+    def _time(self, name: str, start: float) -> None:
+        """Note a part of the episode that began at this time of `perf_counter` and ends now, with the tools within it."""
+        turn, begin_s = None if name == "reset" else self.number, start - self._start_s
+        tools = () if name == "generate" else self._env.take_spans()
+        self._spans += [replace(tool, turn=turn, start_s=begin_s + tool.start_s) for tool in tools]
+        self._spans.append(Span(name, turn, begin_s, time.perf_counter() - start))
 
     def _trajectory(self, agent: str, status: Status, error: str | None, timings: Mapping[str, float]) -> Trajectory:
         conversation, ended = self._agents[agent], status.trainable

@@ -145,7 +145,17 @@ class Recorder:
         number = self.reserve() if number is None else number
         start = time.perf_counter()
         try:
-            request = replace(self._request(number, prompt_ids, sampling, images, structure), placed=tuple(placed), on_tokens=on_tokens)
+            held = self._held(number, prompt_ids, sampling)
+            request = GenerationRequest(
+                request_id=f"{self.name}-{number}",
+                prompt_ids=ints(prompt_ids),
+                sampling=held,
+                session=self.name,
+                images=tuple(images),
+                placed=tuple(placed),
+                structure=structure,
+                on_tokens=on_tokens,
+            )
             generation = await self.engine.generate(request)
             is_empty = not len(generation.token_ids) and generation.finish_reason is not FinishReason.ABORTED
             if is_empty or not np.isfinite(generation.logprobs).all():
@@ -221,9 +231,8 @@ class Recorder:
         """The episode is over: later requests are refused."""
         self.is_over = True
 
-    def _request(
-        self, number: int, prompt_ids: list[int], sampling: Sampling, images: Sequence[Any], structure: Structure | None
-    ) -> GenerationRequest:
+    def _held(self, number: int, prompt_ids: list[int], sampling: Sampling) -> Sampling:
+        """The settings of a request, with its seed, every token that ends a turn, and no more tokens than there is room for."""
         name, room = f"{self.name}-{number}", self.limit - len(prompt_ids)
         if self.is_over:
             raise EngineError(f"request {name}: the episode is over, so nothing is sampled for it any more")
@@ -232,11 +241,4 @@ class Recorder:
             raise ContextLengthError(f"request {name}: {problem}; shorten it, or raise --max-model-len or --max-episode-tokens")
         seed = self._seed_of(number) if sampling.seed is None else sampling.seed
         ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.codec.end_token_ids)))
-        return GenerationRequest(
-            request_id=name,
-            prompt_ids=ints(prompt_ids),
-            sampling=replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room), stop_token_ids=ends),
-            session=self.name,
-            images=tuple(images),
-            structure=structure,
-        )
+        return replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room), stop_token_ids=ends)

@@ -143,9 +143,8 @@ class TextCodec:
         if self._backend is not None and not options:
             if self._backend.encode_special_tokens:  # as transformers sets it in each of its calls
                 self._backend.encode_special_tokens = False
-            if len(text) > LONG:  # a batch lets other threads go on meanwhile
-                return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            # A batch lets other threads go on meanwhile, and the fast one does not note where in the text each token begins.
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
 
 
