@@ -123,7 +123,7 @@ class Scene:
         return run_virtual(self.go)
 
 
-@pytest.mark.parametrize(("staleness", "beside"), [(0, False), (0, True), (1, False), (1, True), (3, True)])
+@pytest.mark.parametrize(("staleness", "beside"), [(0, False), (0, True), (1, True), (3, True)])
 @given(
     every=st.integers(1, 4),
     load_s=st.floats(0.0, 8.0),

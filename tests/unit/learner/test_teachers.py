@@ -70,8 +70,7 @@ def test_scores_that_came_with_the_episodes_teach_as_a_model_on_the_learner_does
     assert max(float(part.abs().max()) for part in local.values()) > 1e-2
 
 
-@pytest.mark.parametrize("estimator", ["distillation", "group_norm"])
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize(("direction", "estimator"), [("forward", "distillation"), ("reverse", "group_norm")])
 def test_the_divergence_is_added_to_the_loss(tiny_model: str, other: str, direction: str, estimator: str) -> None:
     """Against the written-out loss, alone and beside that of the reward."""
     groups, theirs = at_one(GROUPS), scores_of(other)
@@ -139,7 +138,7 @@ def hinted(groups: Sequence[Group], hint: Sequence[int]) -> tuple[Group, ...]:
     )
 
 
-@pytest.mark.parametrize(("stage", "share"), [(0, True), (0, False), (3, True)])
+@pytest.mark.parametrize(("stage", "share"), [(0, True), (0, False), pytest.param(3, True, marks=pytest.mark.slow)])
 def test_the_policy_teaches_itself_with_a_hint_and_no_gradient_through_it(tiny_model: str, stage: int, share: bool) -> None:
     """Against the written-out step."""
     groups, hint = at_one(GROUPS), [9, 33, 2]
