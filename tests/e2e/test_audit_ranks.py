@@ -37,6 +37,7 @@ def audited(rank: int, ports: list[int], model: str, out: Path) -> None:
         (out / f"{name}-{rank}.json").write_text(json.dumps(found))
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", num_attention_heads=4, num_key_value_heads=2)
     mp.spawn(audited, args=(free_ports(len(CASES)), model, tmp_path), nprocs=2)

@@ -31,8 +31,9 @@ class Sleepy(AgentInstance):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_steps_do_not_wait_for_the_slowest(tmp_path: Path, runtime: str) -> None:
     (tmp_path / "env.py").write_text(ENV)
     flags = ("--num-steps", "3", "--groups-per-step", "4", "--n-samples-per-prompt", "2", "--max-new-tokens", "4", "--oversample", "0.25")
