@@ -25,6 +25,9 @@ NUM_IDLE = 2
 STATE = '{{.State.Pid}} {{with .GraphDriver}}{{index .Data "UpperDir"}}{{end}}'
 REPLACE = 'rm -rf -- "$1" && mkdir -p -- "$2"'
 
+HOME_OF_ROOT = Path("/root")
+"""Folder of images that nobody but root may enter, and in which a trainer that is root may have programs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
@@ -45,6 +48,11 @@ class Form:
     user: tuple[int, int] | None
     read: tuple[str, ...]
     network: bool
+
+    @property
+    def needs_home_of_root(self) -> bool:
+        """True if programs of another user are to find files of this machine there."""
+        return self.user is not None and any(HOME_OF_ROOT in path.parents for path in (self.folder, *map(Path, self.read)))
 
     def words(self, engine: Engine, name: str) -> list[str]:
         """Return the words after ``podman`` or ``docker`` that make the container, with an idle first process."""
@@ -95,6 +103,9 @@ class Container:
         if answer.code:
             await container.remove()
         answer.check(f"a container of {form.image} did not start")
+        if form.needs_home_of_root:
+            opened = await engine.call("exec", "--user", "0:0", container.name, "chmod", "755", str(HOME_OF_ROOT))
+            opened.check(f"{HOME_OF_ROOT} of {form.image} could not be opened")
         await container._look()
         return container
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from agentrl.core.errors import SandboxError
 from agentrl.env.sandbox import engine as engines
+from agentrl.env.sandbox.container import Form
 from agentrl.env.sandbox.engine import Engine
 from agentrl.env.sandbox.images import content_hash, find_containerfile, is_path
 from agentrl.env.sandbox.sandbox import Sandbox
@@ -96,6 +98,35 @@ async def test_programs_have_no_rights_and_no_network(engine: Engine) -> None:
     assert "Permission denied" in output
     assert output.split()[:4] == [output.split()[0], "CapEff:", "0000000000000000", "lo"]
     assert int(output.split()[0]) != 0
+
+
+@pytest.fixture
+def program() -> Iterator[Path]:
+    """A program in the home of root."""
+    with tempfile.TemporaryDirectory(dir="/root") as folder:
+        path = Path(folder, "program")
+        path.write_text("#!/bin/sh\nid -u; ls /root\n")
+        path.chmod(0o755)
+        path.parent.chmod(0o755)
+        yield path
+
+
+@slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="the home of root is closed to others")
+async def test_programs_in_the_home_of_root_can_be_run(engine: Engine, program: Path) -> None:
+    async with Sandbox(spec(read=(str(program.parent),))) as sandbox:
+        user, *seen = (await sandbox.exec(str(program))).output.split()
+    assert user != "0"
+    assert seen == [program.parent.name]
+
+
+@pytest.mark.parametrize(
+    ("user", "read", "opened"), [(7, "/root/bin", True), (7, "/opt", False), (7, "/root", False), (None, "/root/bin", False)]
+)
+def test_the_home_of_root_is_opened_where_others_need_what_is_in_it(user: int | None, read: str, opened: bool) -> None:
+    group = None if user is None else (user, user)
+    form = Form(image="image", folder=Path("/tmp/work"), spec=spec(), user=group, read=(read,), network=False)
+    assert form.needs_home_of_root == opened
 
 
 @slow
