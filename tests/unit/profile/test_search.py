@@ -15,11 +15,12 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import CACHE
+from agentrl.profile import search
 from agentrl.profile.memory import GIB, adapter_parameters, engine_plan
 from agentrl.profile.plan import Hardware, Plan, Workload, divide, make_plan, step_seconds
 from agentrl.profile.rates import Rates, keep_rates
-from agentrl.profile.search import ADAPTED, KEPT, SHARED, memory_remedy, more_gpus, remedies
-from agentrl.profile.speed import CARDS, Range, card_named, decode_rate, learner_rate, step_flops
+from agentrl.profile.search import ADAPTED, KEPT, SHARED, Remedy, memory_remedy, more_gpus, remedies
+from agentrl.profile.speed import CARDS, Range, card_named, decode_rate, learner_rate, pass_flops, step_flops
 
 MODELS = Path(__file__).parents[3] / "docs" / "models"
 SEVEN, LARGE = (find_shape(str(MODELS / f"qwen2.5-{size}.json")) for size in ("7b", "72b"))
@@ -49,6 +50,13 @@ def test_optimizers_are_moved_only_where_nothing_else_helps() -> None:
     (kept,) = (remedy for remedy in remedies(on(32, LARGE, gradient_checkpointing=True), WORK) if remedy.kind == KEPT)
     assert "--zero-stage 3" in kept.flags
     assert "--optimizer-offload" in kept.flags
+
+
+def test_a_wider_engine_comes_before_an_optimizer_in_cpu_memory() -> None:
+    quick = Remedy(plan=on(8, optimizer_offload=True), values={}, kind=KEPT, seconds=1.0, work_s=1.0)
+    plan = on(8)
+    wide = replace(quick, plan=replace(plan, config=changed(plan.config, tensor_parallel_size=2)), seconds=9.0)
+    assert min(quick, wide, key=search._order) is wide
 
 
 def test_an_adapter_in_4_bits_is_named_where_the_whole_one_is_too_large() -> None:
@@ -132,6 +140,8 @@ def test_decoding_reads_weights_and_cache_once_for_all_sequences() -> None:
     single = engine_plan(config, experts, 80 * GIB)
     low, _ = decode_rate(config, experts, single, CARDS["h100"], (512, 1024))
     assert low > 0.35 * 3.35e12 / (0.25 * single.weights)  # of one sequence only the chosen experts are read
+    weak = replace(CARDS["h100"], tflops=1.0)  # where the products of a step take longer than its reading
+    assert decode_rate(plan.config, SEVEN, plan.engine, weak, (512, 1024))[1] == pytest.approx(0.75e12 / pass_flops(SEVEN, 1024))
 
 
 def test_training_counts_passes_and_what_saving_memory_costs() -> None:

@@ -10,7 +10,9 @@ import anyio
 import pytest
 
 from agentrl.core.errors import ConfigError
-from agentrl.profile.simulated_engine import Decoder, EngineModel
+from agentrl.core.protocols import WeightUpdate
+from agentrl.core.types import GroupRequest, Task
+from agentrl.profile.simulated_engine import Decoder, EngineModel, EpisodeShape, SimulatedWorker, World
 from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, run_virtual, samples, simulate
 from tests.benchmarks.flow_cost import BOUND_US, cheapest
 from tests.unit.flow.fakes import flow_of
@@ -210,6 +212,9 @@ def test_the_latest_sequence_gives_its_room_to_the_others_and_begins_again() -> 
     times, decoder = requests(EngineModel(token_s=1.0, prefill_token_s=0.1, kv_tokens=30.0), (20.0, 0.0, 10.0), (20.0, 0.0, 10.0))
     assert times == pytest.approx([20.0, 20.0 + 1.5 + 15.0])
     assert (decoder.preempted, decoder.held) == (1, 0.0)
+    # A third one, for which there never was room, waits for the second, which has begun before.
+    times, decoder = requests(EngineModel(token_s=1.0, kv_tokens=30.0), (20.0, 0.0, 10.0), (20.0, 0.0, 10.0), (5.0, 0.0, 16.0))
+    assert times == pytest.approx([20.0, 35.0, 40.0])
 
 
 def test_a_request_waits_for_room_in_the_cache_and_one_alone_is_always_taken() -> None:
@@ -228,6 +233,22 @@ def test_sequences_under_way_are_computed_again_after_a_publication() -> None:
         return answered[0]
 
     assert run_virtual(main) == pytest.approx(10.0 + 2.4)
+
+
+def test_a_group_computes_its_prompt_once_and_a_publication_all_that_is_under_way() -> None:
+    async def main() -> tuple[float, float]:
+        model = EngineModel(token_s=1.0, prefill_token_s=0.01)
+        worker = SimulatedWorker(model, World(lambda rng, count: [EpisodeShape(0.0, ((10.0, 0.0),), 100.0)] * count, 0.0, 0))
+        request, loop = GroupRequest(group_id=0, task=Task("?"), n_samples_per_prompt=4, version=0), asyncio.get_running_loop()
+        await worker.run_group(request)
+        alone_s = loop.time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run_group, request)
+            await anyio.sleep(5.0)  # 4 tokens of each answer
+            await worker.load_weights(WeightUpdate(version=1, transport="shm"))
+        return alone_s, loop.time() - alone_s
+
+    assert run_virtual(main) == pytest.approx((1.0 + 10.0, 1.0 + 10.0 + 4 * 104 * 0.01))
 
 
 def test_publication_grows_with_the_engines_and_prompts_and_caches_slow_a_run_down() -> None:

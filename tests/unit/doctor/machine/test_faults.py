@@ -61,6 +61,11 @@ def skewed_clock(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(limits.file_clock, "__defaults__", (lambda: time.time() - 3600,))
 
 
+def fast_clock(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A clock an hour before that of the file system."""
+    patch.setattr(limits.file_clock, "__defaults__", (lambda: time.time() + 3600,))
+
+
 def old_date(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(limits.clock_source, "__defaults__", (None, lambda: 0.0))
 
@@ -102,7 +107,8 @@ FAULTS: list[tuple[Plant, str, str, str]] = [
     (full_disk, "disk of runs", "1.0 MiB of 1024.0 GiB free", "--run-dir"),
     (few_files, "open files", "256", "ulimit -n 4096"),
     (dead_port, "ports of this machine's address", "no connection to 203.0.113.7", "firewall"),
-    (skewed_clock, "clock of files", "3600.0 s from this machine's", "timedatectl"),
+    (skewed_clock, "clock of files", "+3600.0 s from this machine's", "timedatectl"),
+    (fast_clock, "clock of files", "-3600.0 s from this machine's", "timedatectl"),
     (old_date, "clock", "s before the date of agentrl's own files", "timedatectl"),
     (another_torch, "vllm and torch", "vllm 0.31.0 asks for torch==2.10.0, 2.", 'pip install "torch==2.10.0"'),
     (vllm_outside_the_window, "vLLM", "vllm 0.14.1", 'pip install "vllm>=0.26,<0.34"'),
