@@ -19,13 +19,14 @@ JUSTIFIED = {
     "extra_logs": {"constant-solves"},  # it pays for short answers, and none is shorter than the empty one
     "reward_func": {"constant-solves"},  # `label in answer`: an answer that lists every number is always right
     "sampling": {"constant-solves"},  # the same
+    "swe": {"prompt-near-limit"},  # it shows the module, and the bundled model has a context of 1024 tokens
 }
-SHORT = {"code": 8.0}
+SHORT = {"code": 8.0, "swe": 8.0}
 """Seconds for environments that start a process in every turn."""
 
 PICTURES = {"picture_grid", "shapes"}
 """Environments for models that read images."""
-SLOW = {"code", "picture_grid", "reasoning", "sql"}
+SLOW = {"code", "picture_grid", "reasoning", "sql", "swe"}
 GYMNASIUM = (
     pytest.param("gym:FrozenLake-v1", marks=pytest.mark.slow),
     "gym:Blackjack-v1",
