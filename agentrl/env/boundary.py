@@ -1,4 +1,4 @@
-"""The one place that calls user code: states built, deadlines, threads, errors named, results checked.
+"""The one place that calls user code: deadlines, threads, errors named, results checked.
 
 Every method of one episode runs in one asyncio task of its own, so that a cancel scope, a context variable or a
 connection opened in `reset` may be closed in `close`; plain ``def`` methods run on daemon threads.
@@ -26,13 +26,14 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.process import inner_last
-from agentrl.core.types import Sampling, Span, Task
-from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
+from agentrl.core.types import Span, Task
+from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, StepResult, StepState
 from agentrl.env.directory import CurrentDirectory
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
 from agentrl.env.sandbox.spec import DEFAULT_CHOICE, SandboxChoice, use_choice
+from agentrl.env.states import make_reset_state
 from agentrl.env.timing import Stopwatch, use_stopwatch
 from agentrl.env.tools.mcp_servers import use_servers
 
@@ -154,54 +155,6 @@ class Threads:
 
         threading.Thread(target=serve, name="agentrl-env", daemon=True).start()
         return jobs
-
-
-def make_sampling_params(sampling: Sampling) -> SamplingParams:
-    """The copy of the sampling settings that user code gets; the seed is left out, so that handing it back fixes no later turn's."""
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=sampling.max_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-    )
-
-
-def make_reset_state(*, task: Task, seed: int) -> ResetState:
-    """The complete state that `reset` gets, in a run and in every tool; chat messages are copied.
-
-    Args:
-        task: The task, with the prompt as the environment is to see it.
-        seed: Seed for the environment.
-    """
-    prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
-    return ResetState(observation=prompt, label=task.label, task=task, seed=seed)
-
-
-def make_step_state(
-    *,
-    task: Task,
-    agent: str,
-    turn: int,
-    turns_left: int,
-    observation_text: str,
-    action_text: str,
-    finish_reason: str,
-    sampling_params: SamplingParams,
-) -> StepState:
-    """The complete state that `step` gets, in a run and in every tool; `StepState` describes the entries."""
-    return StepState(
-        observation_text=observation_text,
-        action_text=action_text,
-        label=task.label,
-        sampling_params=sampling_params,
-        task=task,
-        agent=agent,
-        turn=turn,
-        turns_left=turns_left,
-        finish_reason=finish_reason,
-    )
 
 
 class _UserError(Exception):

@@ -18,9 +18,10 @@ from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.types import FinishReason, GroupRequest, Message, Prompt, Sampling, Span, Status, Trajectory, Turn, derive_seed
 from agentrl.env.agent import StepResult, StepState
-from agentrl.env.boundary import Session, make_sampling_params, make_step_state
+from agentrl.env.boundary import Session
 from agentrl.env.multi_agent import MultiAgentSpec
 from agentrl.env.results import NEEDS_ONE, bad_result
+from agentrl.env.states import make_sampling_params, make_step_state
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.conversation import Conversation

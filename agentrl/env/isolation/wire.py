@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Span, Task
 from agentrl.env.agent import ResetResult, SamplingParams, StepResult, StepState
-from agentrl.env.boundary import make_step_state
 from agentrl.env.results import RawText
+from agentrl.env.states import make_step_state
 from agentrl.env.timing import MAX_NAME, MAX_SPANS, TOOL
 
 MAX_ANSWER = 32 * 2**20

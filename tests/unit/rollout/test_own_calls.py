@@ -13,8 +13,8 @@ import pytest
 from agentrl import ModelEndpoint, Policy, StepState, Task, ToolEnv
 from agentrl.config.sections import changed
 from agentrl.env.agent import SamplingParams
-from agentrl.env.boundary import make_step_state
 from agentrl.env.isolation import wire
+from agentrl.env.states import make_step_state
 from agentrl.env.tools.calls import BadCall, ParsedText, ToolCall, parse_tool_calls
 from agentrl.env.tools.environment import with_tools
 from agentrl.rollout.chat import ChatCodec
