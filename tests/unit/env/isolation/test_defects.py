@@ -185,8 +185,8 @@ async def test_secrets_stay_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         session = processes.session()
         await session.reset(task(), 7)
         assert [(await act(session, f"environment {name}")).reward for name in ("CANARY_API_KEY", "WANTED", "PATH")] == [0.0, 1.0, 1.0]
+        started = environments(processes)  # before the process of the session ends
         await session.close()
-        started = environments(processes)
         assert len(started) > 1
         assert not any("canary" in environment.values() for environment in started)
 
