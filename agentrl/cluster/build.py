@@ -18,7 +18,7 @@ from agentrl.config.engine import WeightsConfig
 from agentrl.config.partner import check_partners
 from agentrl.config.reward import ANSWER
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.core.errors import EnvLoadError
+from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import is_plugin
 from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Engine, RolloutWorker
@@ -26,6 +26,7 @@ from agentrl.core.scoring import Scorer
 from agentrl.core.teaching import Teacher
 from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
+from agentrl.env.agent import has_snapshots
 from agentrl.env.load import AgentSpec, check_servers, load_agent
 from agentrl.env.multi_agent import multi_agent_spec
 
@@ -57,6 +58,7 @@ def load_environment(config: PlaySettings) -> AgentSpec:
     agent, isolated = load_agent(config.run.agent), config.isolation.env_isolation == "process"
     check_servers(agent, config.sandbox.mcp)
     _check_partners(config, agent)
+    _check_forks(config, agent)
     size = len(pickle.dumps(agent)) if isolated or config.run.runtime == "ray" else 0
     if isolated and size > MAX_SENT:
         problem = f"takes {size:,} bytes with what it refers to, and --env-isolation process sends {MAX_SENT:,} at most"
@@ -67,6 +69,19 @@ def load_environment(config: PlaySettings) -> AgentSpec:
 def _check_partners(config: PlaySettings, agent: AgentSpec) -> None:
     spec = multi_agent_spec(agent.load(), agent.source)
     check_partners(config.partner, spec.agents if spec.several else (), sorted(spec.trained), agent.name)
+
+
+def _check_forks(config: PlaySettings, agent: AgentSpec) -> None:
+    """Refuse to fork the episodes of an environment whose state cannot be handed on."""
+    if not isinstance(config, TrainConfig) or config.flow.branch_at == "never":
+        return
+    if agent.kind.calls_model:
+        problem, remedy = f"{agent.name} calls the model itself, so its episodes cannot be forked", "Leave it out, or write reset and step."
+    elif not has_snapshots(agent.load()):
+        problem, remedy = f"{agent.name} has no methods snapshot and restore", "Write them; docs/forks.md shows how."
+    else:
+        return
+    raise ConfigError("--branch-at", config.flow.branch_at, problem, remedy)
 
 
 def device(asked: Literal["auto", "cpu", "cuda"] = "auto") -> Device:

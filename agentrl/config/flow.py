@@ -49,6 +49,14 @@ class FlowConfig:
     waiting for the slowest, makes even a synchronous run depend on timing, and the policy learns less of what takes long."""
     straggler_factor: Annotated[float, Gt(1)] = 3.0
     """With ``--group-quorum``: how many times the median of those that ended the rest may take before it is withheld."""
+    branch_at: Annotated[int, Ge(1)] | Literal["never", "entropy"] = "never"
+    """Fork episodes at the turn of this number, counted from 0, so that the returns of several continuations compare that turn; or, with
+    ``entropy``, at the first turn that the model is unsure of. Needs an environment with `snapshot` and `restore`."""
+    branches: Annotated[int, Ge(2)] = 2
+    """With ``--branch-at``: episodes of a group that share the turns before a fork, the one that was played from its beginning included."""
+    branch_entropy: NonNegative = 0.2
+    """With ``--branch-at entropy``: nats per token by which the mean of -log p over a turn's first 16 tokens exceeds that of the first
+    turn."""
     max_attempts: Annotated[Count, ResumeMayChange] = 2
     """Attempts at a group before it is dropped with its reason."""
     max_failure_rate: Annotated[Fraction, ResumeMayChange] = 0.5

@@ -16,6 +16,7 @@ from agentrl.config.data_rules import check_chat_template, check_files, check_pr
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
 from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, share_only_gpu
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
+from agentrl.config.flow_rules import FLOW_RULES
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
 from agentrl.config.partner import partner_specs
@@ -334,19 +335,6 @@ def _a_group_may_begin(config: PlaySettings) -> None:
         raise ConfigError("--max-concurrent-episodes", limit, problem, f"Use at least {n}, or 0.")
 
 
-def _async_and_staleness_agree(config: TrainConfig) -> None:
-    if config.flow.asynchronous and config.flow.max_staleness == 0:
-        remedy = "Leave out --async for synchronous training, or allow a staleness of 1."
-        raise ConfigError("--max-staleness", 0, "contradicts --async", remedy)
-
-
-def _ranges_are_ordered(config: TrainConfig) -> None:
-    low, high = config.flow.dynamic_filtering_range
-    if not low < high:
-        problem = "the first number must be smaller than the second"
-        raise ConfigError("--dynamic-filtering-range", (low, high), problem, "Swap them.")
-
-
 def _requests_have_episodes(config: TrainConfig) -> None:
     if config.endpoint.record_requests and config.record.record == "none":
         problem = "has no effect with --record none, because no episode is recorded"
@@ -383,8 +371,7 @@ PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
 RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *PLAY_RULES,
     *ALGORITHM_RULES,
-    _async_and_staleness_agree,
-    _ranges_are_ordered,
+    *FLOW_RULES,
     *WEIGHTS_RULES,
     check_lora,
     check_learner,

@@ -32,6 +32,7 @@ class MemberSummary:
     error: str | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    forked_turns: int = 0
 
     @property
     def trainable(self) -> bool:
@@ -119,6 +120,11 @@ class GroupSummary:
         return tuple([episode for episode in self.episodes if any(m.trainable for m in episode)])
 
     @property
+    def num_forked(self) -> int:
+        """Number of episodes that began at a turn of another one."""
+        return sum(episode[0].forked_turns > 0 for episode in self.episodes)
+
+    @property
     def num_trainable(self) -> int:
         """Number of episodes that may be trained on; none without the greedy episode that they are compared with."""
         return len(self.trained_episodes) if all(member.status.trainable for member in self.greedy) else 0
@@ -156,4 +162,5 @@ def _member(t: Trajectory) -> MemberSummary:
         error=t.error,
         timings=dict(t.timings),
         model_scores=dict(t.model_scores),
+        forked_turns=t.forked_turns,
     )

@@ -228,6 +228,8 @@ class Trajectory:
     model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()  # what the whole episode waited for, in the order in which it ended; empty if that is not known
     images: tuple[tuple[int, Any], ...] = ()  # of observations: number of the turn that reads it, and image
+    forked_from: str = ""  # id of the episode whose first turns it shares; "" if it was played from its beginning
+    forked_turns: int = 0  # turns of the whole episode that it shares with that one
 
     def __post_init__(self) -> None:
         if self.status.trainable and (self.reward is None or not math.isfinite(self.reward)):

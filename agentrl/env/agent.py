@@ -166,6 +166,12 @@ ResetReturn: TypeAlias = ResetResult | Mapping[str, Any] | None
 StepReturn: TypeAlias = StepResult | Mapping[str, Any]
 
 
+def has_snapshots(cls: AgentClass) -> bool:
+    """Return True if objects of a class can hand their episode on to another object; see `AgentInstance.snapshot`."""
+    own = [getattr(cls, name, None) for name in ("snapshot", "restore")]
+    return all(callable(method) for method in own) and not {AgentInstance.snapshot, AgentInstance.restore} & set(own)
+
+
 class AgentInstance:
     """One object is one episode: made without arguments, reset once, stepped after every turn, closed at the end.
 
@@ -230,6 +236,24 @@ class AgentInstance:
     def close(self) -> Awaitable[None] | None:
         """Release what the episode holds; always called, also after a failure."""
         return None
+
+    def snapshot(self) -> Any:
+        """Return the state of the episode, for ``--branch-at``; optional, with `restore`.
+
+        It is called between two turns, once for each episode that goes on from there. What it returns must share nothing that changes
+        with this object: `copy.deepcopy` of what `reset` and `step` set is the simple way.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method snapshot(self)")
+
+    def restore(self, snapshot: Any, /) -> Awaitable[None] | None:
+        """Go on with an episode of another object, in place of `reset`: the next call is `step`.
+
+        With the same actions, it must give what the other object would give.
+
+        Args:
+            snapshot: What `snapshot` returned there.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method restore(self, snapshot)")
 
 
 __all__ = [

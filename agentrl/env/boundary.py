@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.process import inner_last
@@ -33,6 +33,7 @@ from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
 from agentrl.env.sandbox.spec import DEFAULT_CHOICE, SandboxChoice, use_choice
+from agentrl.env.session import KeptState, Snapshot
 from agentrl.env.states import make_reset_state
 from agentrl.env.timing import Stopwatch, use_stopwatch
 from agentrl.env.tools.mcp_servers import use_servers
@@ -60,22 +61,6 @@ class EnvLimits:
     process: ProcessLimits | None = None
     sandbox: SandboxChoice = DEFAULT_CHOICE
     mcp: tuple[str, ...] = ()
-
-
-class Session(Protocol):
-    """One episode's environment, wherever it runs; `EnvSession` says what each method raises."""
-
-    async def reset(self, task: Task, seed: int) -> ResetResult:
-        """Begin the episode."""
-
-    async def step(self, state: StepState) -> StepResult:
-        """Give the environment one turn of the model."""
-
-    def take_spans(self) -> tuple[Span, ...]:
-        """Return the times of tools within the last call, in seconds since it began, and forget them."""
-
-    async def close(self) -> None:
-        """End it, whatever happened; errors are logged, not raised."""
 
 
 class Threads:
@@ -214,6 +199,12 @@ class EnvSession:
     async def reset(self, task: Task, seed: int) -> ResetResult:
         """Make the user's object and begin the episode; `EnvError`, `EnvTimeoutError`, `EnvResultError` if user code fails."""
         limit = self._limits.reset_timeout_s
+        await self._make(limit)
+        value = await self._method("reset", limit, make_reset_state(task=task, seed=seed))
+        return self._checked("reset", check_reset, value, task.prompt, named_agents(self._class))
+
+    async def _make(self, limit: float) -> None:
+        """Make the user's object."""
         self._stopwatch.begin()
         is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
         cls = self._class
@@ -224,8 +215,6 @@ class EnvSession:
             self._object = await self._call("__init__", functools.partial(_made, cls), limit, True)
         else:
             self._object = await self._call("__init__", cls, limit, is_async)
-        value = await self._method("reset", limit, make_reset_state(task=task, seed=seed))
-        return self._checked("reset", check_reset, value, task.prompt, named_agents(self._class))
 
     async def step(self, state: StepState) -> StepResult:
         """Give the environment one turn of the model; raises as `reset` does."""
@@ -233,6 +222,17 @@ class EnvSession:
         self._stopwatch.begin()
         value = await self._method("step", self._limits.step_timeout_s, state)
         return self._checked("step", check_step, value, named_agents(self._class), given)
+
+    async def snapshot(self, count: int) -> list[Snapshot]:
+        """Ask the user's object for its state, as often as it is needed; raises as `reset` does."""
+        self._stopwatch.begin()
+        return [KeptState(await self._method("snapshot", self._limits.step_timeout_s)) for _ in range(count)]
+
+    async def restore(self, snapshot: Snapshot, task: Task) -> None:
+        """Make the user's object and hand it the state of another; raises as `reset` does."""
+        assert isinstance(snapshot, KeptState)
+        await self._make(self._limits.reset_timeout_s)
+        await self._method("restore", self._limits.reset_timeout_s, snapshot.value)
 
     def take_spans(self) -> tuple[Span, ...]:
         """Return the times of tools within the last call, in seconds since it began, and forget them."""

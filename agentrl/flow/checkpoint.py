@@ -39,6 +39,7 @@ class Progress:
     trained: int = 0  # groups trained on
     filtered: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
+    forked: int = 0  # episodes of the groups trained on that began at a turn of another one
     elapsed_s: float = 0.0  # time the run has taken
     sampling: Mapping[str, Any] = field(default_factory=dict)  # state of the sampler, where tasks are drawn by pass rates
     score_moments: Mapping[str, Any] = field(default_factory=dict)  # state of the running moments of reward models' scores

@@ -20,6 +20,7 @@ class LedgerCounts:
     filtered: Mapping[str, int]  # reason -> groups rejected by the filter
     dropped: Mapping[str, int]  # reason -> groups given up
     in_flight: int  # groups admitted and not yet in one of the other states
+    forked: int = 0  # episodes of trained groups that began at a turn of another one
 
     def metrics(self) -> dict[str, float]:
         """The counts under their metric names, with one entry per reason."""
@@ -29,6 +30,7 @@ class LedgerCounts:
             "ledger/filtered": sum(self.filtered.values()),
             "ledger/dropped": sum(self.dropped.values()),
             "ledger/in_flight": self.in_flight,
+            **({"ledger/forked": self.forked} if self.forked else {}),
             **{f"filtered/{reason}": count for reason, count in self.filtered.items()},
             **{f"dropped/{reason}": count for reason, count in self.dropped.items()},
         }
@@ -38,14 +40,15 @@ class Ledger:
     """Follows every group from admission to its end; the retries of a group are the same group."""
 
     def __init__(self) -> None:
-        self._submitted = self._trained = 0
+        self._submitted = self._trained = self._forked = 0
         self._last_id = -1
         self._in_flight: set[int] = set()
         self._filtered: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
 
-    def restore(self, *, trained: int, filtered: Mapping[str, int], dropped: Mapping[str, int]) -> None:
+    def restore(self, *, trained: int, filtered: Mapping[str, int], dropped: Mapping[str, int], forked: int = 0) -> None:
         """Begin with the closed accounts of an earlier part of the run."""
+        self._forked = forked
         self._trained, self._filtered, self._dropped = trained, Counter(filtered), Counter(dropped)
         self._submitted = trained + self._filtered.total() + self._dropped.total()
 
@@ -66,11 +69,12 @@ class Ledger:
         self._submitted += 1
         self._in_flight.add(group_id)
 
-    def train(self, group_ids: Iterable[int]) -> None:
-        """Close the accounts of the groups that one optimizer step has used."""
+    def train(self, group_ids: Iterable[int], forked: int = 0) -> None:
+        """Close the accounts of the groups that one optimizer step has used, `forked` of whose episodes began at a turn of another one."""
         for group_id in group_ids:
             self._close(group_id, "trained")
             self._trained += 1
+        self._forked += forked
 
     def filter(self, group_id: int, reason: str) -> None:
         """Close the account of a group that the filter rejected."""
@@ -89,7 +93,14 @@ class Ledger:
             LedgerError: If a group was lost or counted twice.
         """
         filtered, dropped, in_flight = dict(self._filtered), dict(self._dropped), len(self._in_flight)
-        counts = LedgerCounts(submitted=self._submitted, trained=self._trained, filtered=filtered, dropped=dropped, in_flight=in_flight)
+        counts = LedgerCounts(
+            submitted=self._submitted,
+            trained=self._trained,
+            filtered=filtered,
+            dropped=dropped,
+            in_flight=in_flight,
+            forked=self._forked,
+        )
         parts = counts.trained + sum(counts.filtered.values()) + sum(counts.dropped.values()) + counts.in_flight
         if counts.submitted != parts:
             raise LedgerError(f"{counts.submitted} groups submitted and {parts} accounted for: {counts}")

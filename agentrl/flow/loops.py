@@ -210,7 +210,7 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
     run.board.waiting("train", f"the learner to train step {step + 1}")
     result = await run.learner.train(step, [group.ref for group in groups])
     trained_s = run.clock()
-    run.ledger.train(group.group_request.group_id for group in groups)
+    run.ledger.train((group.group_request.group_id for group in groups), sum(group.summary.num_forked for group in groups))
     for group in groups:
         run.admissions.closed(group.group_request, group.summary)
         run.score_moments.add(member.model_scores for member in group.summary.trainable)

@@ -190,6 +190,7 @@ def _episodes(groups: Sequence[Accepted]) -> dict[str, float]:
         "episode/turns_mean": statistics.fmean(_totals(episodes, "num_turns")),
         "episode/truncated": _share(episodes, "cut_short"),
         "episode/overflowed": _share(episodes, "overflowed"),
+        **({"episode/forked": forked} if (forked := _share(episodes, "forked_turns")) else {}),
         "tokens": float(sum(tokens)),
         **_logged([episode[0].metrics for episode in episodes]),
         **_named_means("episode/", [episode[0].timings for episode in episodes]),

@@ -104,7 +104,7 @@ class RunState:
         self.slots = Slots(settings.num_slots, max(0, settings.training.num_steps - progress.step) * settings.groups_removed_per_step)
         self.queue = GroupQueue(settings.max_staleness, settings.flow.groups_per_step, settings.oversampled_groups)
         self.ledger = Ledger()
-        self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped)
+        self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped, forked=progress.forked)
         self.health = Health(settings)
         self.score_moments = ScoreMoments(progress.score_moments)  # of the trained episodes' scores; train
         self.board = WaitTracker(clock)
@@ -159,6 +159,7 @@ class RunState:
             trained=counts.trained,
             filtered=counts.filtered,
             dropped=counts.dropped,
+            forked=counts.forked,
             elapsed_s=self.clock() - self.meter.start_s,
             score_moments=self.score_moments.state(),
         )

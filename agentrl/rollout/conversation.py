@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,16 @@ class Conversation:
         self._overflows = False
         self._advance = 0.0  # rewards from before the first turn
         self._score: float | None = None
+
+    def parted(self, recorder: Recorder | None = None) -> Conversation:
+        """A conversation with the same past, before a turn that is unanswered, which goes on by itself, through `recorder`."""
+        other = copy(self)
+        other._context, other.unanswered = self._context.copy(), None
+        other.images, other.parts = [*self.images], dict(self.parts)
+        if recorder is not None:
+            other.recorder = recorder
+            recorder.go_on(other._context)
+        return other
 
     @property
     def name(self) -> str:

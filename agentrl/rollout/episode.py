@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,16 +17,17 @@ from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.types import FinishReason, GroupRequest, Message, Prompt, Sampling, Span, Status, Trajectory, Turn, derive_seed
 from agentrl.env.agent import StepResult, StepState
-from agentrl.env.boundary import Session
 from agentrl.env.multi_agent import MultiAgentSpec
 from agentrl.env.results import NEEDS_ONE, bad_result
+from agentrl.env.session import Session
 from agentrl.env.states import make_sampling_params, make_step_state
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.conversation import Conversation
+from agentrl.rollout.forks import Fork, ForkPoint, Role
 from agentrl.rollout.partners import Partner
 from agentrl.rollout.penalties import penalize
-from agentrl.rollout.recorder import Context, Recorder
+from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.settings import EpisodeSettings
 
 
@@ -52,7 +52,10 @@ class Episode:
         sampling: Sampling | None = None,
         seeded: bool = True,
         partners: Mapping[str, Partner] = MappingProxyType({}),
+        role: Role | None = None,
     ) -> None:
+        self._role = role
+        self._origin: ForkPoint | None = None  # where another episode parted, if this one goes on from there
         self._task, self._group_request, self._index = group_request.task, group_request, index
         self._codec, self._env, self._settings, self._agents_spec = codec, env, settings, agents_spec
         self._id = episode_id(group_request, index)
@@ -76,23 +79,35 @@ class Episode:
         """Run to the end.
 
         Consumes nothing, produces one trajectory per agent, waits for engine and environment; the environment's own deadlines
-        and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through.
+        and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through. An episode that goes
+        on from another one first waits for that to come to the turn, or to end; its times begin there.
         """
+        if self._role is not None and not self._role.is_root:
+            self._go_on_from(await self._role.fork.point())
         self._start_s = time.perf_counter()
-        status, error = await guarded(self.play, self._env.close, self._settings.rollout.episode_timeout_s)
+        try:
+            status, error = await guarded(self.play, self._env.close, self._settings.rollout.episode_timeout_s)
+        finally:
+            if self._role is not None and self._role.is_root:
+                self._role.fork.end()
         total_s = time.perf_counter() - self._start_s
         return self.trajectories(status, error, total_s)
 
     async def play(self) -> Status:
-        """The loop itself, without a deadline: reset, then sample and step in turns; `run` is for everybody else."""
-        await self._reset()
-        for number in range(self._settings.rollout.max_turns):
+        """The loop itself, without a deadline: reset or restore, then sample and step in turns; `run` is for everybody else."""
+        if self._origin is None:
+            await self._reset()
+        else:
+            await self._env.restore(self._origin.snapshots.pop(), self._task)
+        for number in range(self._num_forked, self._settings.rollout.max_turns):
             self.number = number
             start = time.perf_counter()
             try:
                 turn = await self._agents[self.agent].generate(number)
             finally:
                 self._time("generate", start)
+            if self._role is not None and self._role.is_root and self._role.fork.is_at(turn):
+                await self._part(self._role.fork)
             result = await self._step(turn)
             if result.terminated:
                 return Status.FINISHED
@@ -128,6 +143,36 @@ class Episode:
 
     def _messages_of(self, agent: str) -> list[Message] | None:
         return self._agents[agent].messages
+
+    @property
+    def _num_forked(self) -> int:
+        """Turns that were another episode's."""
+        return 0 if self._origin is None else self._origin.number
+
+    def _go_on_from(self, point: ForkPoint | None) -> None:
+        """Take over what was read and written up to a turn of another episode, if it came to that."""
+        if point is None:
+            return
+        self._origin, self._task, self.agent, self._openings = point, point.task, point.agent, point.openings
+        self._agents = {name: point.conversations[name].parted(own.recorder) for name, own in self._agents.items()}
+        self._logs, self._shown = [*point.logs], [*point.shown]
+
+    async def _part(self, fork: Fork) -> None:
+        """Have the other episodes of a fork go on from before the turn that was sampled last."""
+        snapshots = await self._env.snapshot(fork.others)
+        fork.part(
+            ForkPoint(
+                episode_id=self._id,
+                number=self.number,
+                agent=self.agent,
+                task=self._task,
+                openings=self._openings,
+                conversations={name: conversation.parted() for name, conversation in self._agents.items()},
+                logs=tuple(self._logs),
+                shown=tuple(self._shown),
+                snapshots=snapshots,
+            )
+        )
 
     async def _reset(self) -> None:
         """Begin the episode."""
@@ -246,106 +291,9 @@ class Episode:
             overflowed=self._overflowed and agent == self.agent,
             spans=tuple(self._spans),
             images=tuple((number, image) for whose, number, image in self._shown if whose == agent),
+            forked_from="" if self._origin is None else self._origin.episode_id,
+            forked_turns=self._num_forked,
         )
-
-
-class ProgramEpisode(ABC):
-    """Runs member number `index` of a requested group, once; the counterpart of `Episode` for user code that calls the model itself."""
-
-    def __init__(
-        self,
-        group_request: GroupRequest,
-        index: int,
-        *,
-        engine: Engine,
-        codec: ChatCodec,
-        settings: EpisodeSettings,
-        tools: Callable[[], tuple[Span, ...]],
-    ) -> None:
-        self._group_request, self._settings, self._take_tools = group_request, settings, tools
-        self._id = episode_id(group_request, index)
-        self._recorder = Recorder(
-            self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(group_request, index, settings.run.seed)
-        )
-        self._result = StepResult()  # what user code returned
-        self._start_s = self._called_s = time.perf_counter()
-        self._spans: tuple[Span, ...] = ()
-
-    async def run(self) -> tuple[Trajectory, ...]:
-        """Run to the end.
-
-        Consumes nothing, produces a trajectory, or one per branch with a reward of its own; waits for user code, which waits for the
-        engine; the episode's deadline unblocks it. Failures of user code and engine become a status; cancellation passes through.
-        """
-        self._start_s = time.perf_counter()
-        status, error = await guarded(self._play, self._close, self._settings.rollout.episode_timeout_s)
-        total_s, generate_s = time.perf_counter() - self._start_s, self._recorder.generate_s
-        timings = {"generate_s": generate_s, "env_s": max(0.0, total_s - generate_s), "total_s": total_s}
-        self._spans = self._ordered_spans()
-        return self._trajectories(status, error, timings)
-
-    def _ordered_spans(self) -> tuple[Span, ...]:
-        """Requests to the engine and tools of the agent by their end; a tool belongs to the last request answered before it."""
-        waits, offset = self._recorder.waits, self._called_s - self._start_s
-        spans = [Span("generate", number, start - self._start_s, end - start) for number, start, end in waits]
-        for tool in self._take_tools():
-            begin_s = offset + tool.start_s
-            answered = [span for span in spans[: len(waits)] if span.start_s + span.seconds <= begin_s]
-            turn = max(answered, key=lambda span: span.start_s + span.seconds).turn if answered else None
-            spans.append(replace(tool, start_s=begin_s, turn=turn))
-        return tuple(sorted(spans, key=lambda span: span.start_s + span.seconds))
-
-    @abstractmethod
-    async def _play(self) -> Status:
-        """Run user code."""
-
-    @abstractmethod
-    async def _close(self) -> None:
-        """Release what the episode holds."""
-
-    @abstractmethod
-    def _trajectories(self, status: Status, error: str | None, timings: Mapping[str, float]) -> tuple[Trajectory, ...]:
-        """Trajectories of what was recorded."""
-
-    def _trajectory(
-        self, status: Status, error: str | None, timings: Mapping[str, float], contexts: Sequence[Context], earned: float, name: str = ""
-    ) -> Trajectory:
-        """The trajectory of the turns of some contexts, whose rewards are added to what was `earned`; `name` is that of a branch."""
-        result, ended = self._result, status.trainable
-        turns = [turn for context in contexts for turn in context.turns]
-        total = math.fsum(turn.reward for turn in turns) + earned
-        if ended and turns:
-            turns = self._paid(turns, [budget for context in contexts for budget in context.budgets], earned)
-        reward = math.fsum(turn.reward for turn in turns) if turns else earned
-        score = min(max(total, 0.0), 1.0) if result.score is None else result.score
-        return Trajectory(
-            trajectory_id=f"{self._id}-{name}" if name else self._id,
-            episode_id=self._id,
-            group_id=self._group_request.group_id,
-            turns=tuple(turns),
-            status=status,
-            reward=reward if ended else None,
-            score=score if ended else None,
-            agent=name,
-            reward_parts=dict(result.reward_parts),
-            metrics={**result.info, **self._metrics()},
-            error=error,
-            timings=timings,
-            spans=self._spans,
-        )
-
-    def _paid(self, turns: list[Turn], budgets: Sequence[int], earned: float) -> list[Turn]:
-        """The turns with what was earned on the last that is trained, less the penalties for length of all that are."""
-        trained = [index for index, turn in enumerate(turns) if not turn.masked] or [len(turns) - 1]
-        turns[trained[-1]] = replace(turns[trained[-1]], reward=turns[trained[-1]].reward + earned)
-        paid = penalize([turns[index] for index in trained], [budgets[index] for index in trained], self._settings.penalty)
-        for index, turn in zip(trained, paid, strict=True):
-            turns[index] = turn
-        return turns
-
-    def _metrics(self) -> Mapping[str, float]:
-        """Figures for logs beside those that user code returned."""
-        return {}
 
 
 async def guarded(

@@ -21,8 +21,9 @@ from agentrl.env.results import bad_result, check_sampling
 from agentrl.env.states import make_sampling_params
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
-from agentrl.rollout.episode import Episode, ProgramEpisode
+from agentrl.rollout.episode import Episode
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession
+from agentrl.rollout.program_episode import ProgramEpisode
 from agentrl.rollout.recorder import Recorder, Sample
 from agentrl.rollout.settings import EpisodeSettings
 

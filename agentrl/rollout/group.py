@@ -13,15 +13,16 @@ from typing import Any, TypeAlias
 from agentrl.core.protocols import Engine
 from agentrl.core.types import Group, GroupRequest, Status, Trajectory
 from agentrl.env.black_box import BlackBoxSession
-from agentrl.env.boundary import Session
 from agentrl.env.executor import ExecutorSession
 from agentrl.env.load import AgentKind, AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
+from agentrl.env.session import Session
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.episode import Episode, episode_id
 from agentrl.rollout.executor_episode import ExecutorEpisode
+from agentrl.rollout.forks import Role
 from agentrl.rollout.partners import Partner
 from agentrl.rollout.settings import EpisodeSettings, StragglerPolicy
 
@@ -128,11 +129,13 @@ def make_member(
     settings: EpisodeSettings,
     server: EndpointServer | None = None,
     partners: Mapping[str, Partner] = MappingProxyType({}),
+    role: Role | None = None,
 ) -> Member:
     """Return the episode of member number `index` of a requested group, to be run once; what the group request changes for it is applied.
 
     `open_session` makes the environment, unless the class is an `Executor` or a `BlackBoxAgent`, which run in this process. A black-box
-    agent reaches the model through `server`, which its caller closes, or through one of its own. `partners` play agents by name.
+    agent reaches the model through `server`, which its caller closes, or through one of its own. `partners` play agents by name;
+    `role` is the member's part in a fork, if the group has forks.
     """
     settings = settings.for_member(group_request, index)
     cls, source = agent.load(), agent.source
@@ -144,5 +147,5 @@ def make_member(
         return BlackBoxEpisode(group_request, index, engine=engine, codec=codec, env=black_box, settings=settings, server=server)
     agents_spec = multi_agent_spec(cls, source)
     agents_spec = replace(agents_spec, trained=agents_spec.trained - partners.keys())
-    more: dict[str, Any] = {"agents_spec": agents_spec, "partners": partners}
+    more: dict[str, Any] = {"agents_spec": agents_spec, "partners": partners, "role": role}
     return Episode(group_request, index, engine=engine, codec=codec, env=open_session(), settings=settings, **more)

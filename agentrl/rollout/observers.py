@@ -13,7 +13,7 @@ from agentrl.core.errors import StructureError
 from agentrl.core.protocols import Engine, EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import FinishReason, Generation, Span, Task, floats, ints
 from agentrl.env.agent import ResetResult, StepResult, StepState
-from agentrl.env.boundary import Session
+from agentrl.env.session import Session, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,14 @@ class WatchedSession:
         result = await self._session.step(state)
         self._watcher(StepEvent(state, result))
         return result
+
+    async def snapshot(self, count: int) -> list[Snapshot]:
+        """As `Session.snapshot`."""
+        return await self._session.snapshot(count)
+
+    async def restore(self, snapshot: Snapshot, task: Task) -> None:
+        """As `Session.restore`."""
+        await self._session.restore(snapshot, task)
 
     def take_spans(self) -> tuple[Span, ...]:
         """As `Session.take_spans`."""

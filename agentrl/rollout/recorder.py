@@ -56,6 +56,10 @@ class Context:
         turn = self.turns[index]
         self.turns[index] = replace(turn, helper=helper or turn.helper, rewritten=rewritten or turn.rewritten)
 
+    def copy(self) -> Context:
+        """A context with the same past that grows by itself."""
+        return Context(self.reason, [*self.tokens], [*self.turns], [*self.budgets], [*self.placed], self.masked)
+
     def append(self, turn: Turn, budget: int) -> None:
         """Add a turn that goes on with this context."""
         self.turns.append(turn)
@@ -108,6 +112,10 @@ class Recorder:
         """A new context, with the reason why it is needed beside the others; "" for the first."""
         self.contexts.append(Context(reason))
         return self.contexts[-1]
+
+    def go_on(self, context: Context) -> None:
+        """Begin with a context of another recorder; the next request has the number that the next turn had there."""
+        self.contexts, self._num_requests = [context], len(context.turns)
 
     def reserve(self) -> int:
         """Number of the next request."""

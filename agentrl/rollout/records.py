@@ -47,6 +47,8 @@ def trajectory_record(group_request: GroupRequest, trajectory: Trajectory, limit
         "spans": [[span.name, span.turn, round(span.start_s, 6), round(span.seconds, 6)] for span in trajectory.spans],
         "turns": [_turn(turn) for turn in trajectory.turns],
     }
+    if trajectory.forked_turns:
+        record |= {"forked_from": trajectory.forked_from, "forked_turns": trajectory.forked_turns}
     if trajectory.images:
         record["images"] = _images(trajectory.images)
     if trajectory.model_scores:

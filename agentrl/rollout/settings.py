@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.config.algorithm import has_ratios
 from agentrl.config.evaluate import EvaluateConfig
+from agentrl.config.flow import FlowConfig
 from agentrl.config.partner import partner_specs
 from agentrl.config.schema import IsolationConfig, PlaySettings, SamplingConfig, TrainConfig
 from agentrl.config.sections import changed, sections_of
@@ -47,6 +48,15 @@ class StragglerPolicy:
         return self.factor * median(ended_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkSettings:
+    """Settings of forks: where the episodes of a group part."""
+
+    at: int | Literal["entropy"]  # number of the turn that each continuation samples for itself
+    branches: int  # episodes with the same turns before, the one played from its beginning included
+    entropy: float = 0.0  # nats per token above the first turn
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings(PlaySettings):
     """Sections of a command that bear on episodes, and what else the command says of them.
@@ -63,6 +73,7 @@ class EpisodeSettings(PlaySettings):
             policy plays them.
         teaching: Served teachers, which score what is to be trained; `None` without one.
         hint_template: File of ``--teacher-template``; empty without one.
+        forks: Where the episodes of a group part; `None` if each is played from its beginning.
     """
 
     temperature: float = 1.0
@@ -75,6 +86,7 @@ class EpisodeSettings(PlaySettings):
     partner_folder: str = ""
     teaching: TeachingSettings | None = None
     hint_template: str = ""
+    forks: ForkSettings | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -167,6 +179,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
         own["run_name"] = str(config.training.run_dir or "")
         own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config)}
+        own["forks"] = fork_settings(config.flow)
         own |= {"teaching": teaching_settings(config), "hint_template": config.algo.teacher_template}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
@@ -206,6 +219,12 @@ def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:
     flow, timeout_s = config.flow, config.rollout.reward_timeout_s
     replaces, weight = flow.group_reward_mode == "replace", flow.group_reward_weight
     return GroupRewardSettings(name=flow.group_reward, weight=weight, replaces=replaces, timeout_s=timeout_s) if flow.group_reward else None
+
+
+def fork_settings(flow: FlowConfig) -> ForkSettings | None:
+    """Return the settings of the forks of a run; `None` if nothing is forked."""
+    at = flow.branch_at
+    return None if at == "never" else ForkSettings(at=at, branches=flow.branches, entropy=flow.branch_entropy)
 
 
 def process_limits(isolation: IsolationConfig) -> ProcessLimits | None:

@@ -32,6 +32,7 @@ from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
+from agentrl.rollout.forks import Forks, Role
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.group_rewards import GroupRewards
 from agentrl.rollout.hints import Hints
@@ -272,12 +273,12 @@ class EpisodeWorker:
 
     async def _play(self, group_request: GroupRequest, logs: dict[int, Mapping[str, Any]]) -> Group:
         """The members side by side; each makes room for others when it ends, and leaves its log of requests, if it has one, in `logs`."""
-        left = group_request.num_episodes
+        left, forks = group_request.num_episodes, Forks(self._settings.forks, group_request)
 
         async def play(index: int) -> Trajectories:
             nonlocal left
             try:
-                member = self._episode(group_request, index, partners)
+                member = self._episode(group_request, index, partners, forks.role(index))
                 played = await member.run()
                 if isinstance(member, BlackBoxEpisode) and member.requests is not None:
                     logs[index] = member.requests
@@ -295,6 +296,7 @@ class EpisodeWorker:
             async with self._partners.of_group(group_request, self._running_codec()) as partners:
                 group = await run_group(group_request, play, self._live, straggler_policy)
         finally:
+            forks.close()
             self._throttle.leave(left)  # those that were cancelled before they began
         if self._compared is None or group_request.eval_sampling:
             return group
@@ -312,7 +314,7 @@ class EpisodeWorker:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
         return self._codec
 
-    def _episode(self, group_request: GroupRequest, index: int, partners: Mapping[str, Partner]) -> Member:
+    def _episode(self, group_request: GroupRequest, index: int, partners: Mapping[str, Partner], role: Role | None) -> Member:
         return make_member(
             group_request,
             index,
@@ -323,4 +325,5 @@ class EpisodeWorker:
             settings=self._settings,
             server=self._server,
             partners=partners,
+            role=role,
         )

@@ -110,7 +110,7 @@ async def stock_engine(settings: EngineSettings) -> Any:
     from agentrl.engine import launch
 
     config = launch.AutoConfig.from_pretrained(settings.model.model)
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**launch._common(settings), **launch._cpu(settings, config)))
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**launch._common(settings, config), **launch._cpu(settings, config)))
     await llm.collective_rpc("make_row_invariant")
     return llm
 

@@ -22,10 +22,11 @@ import psutil
 
 from agentrl import StepState, Task
 from agentrl.core.types import Sampling
-from agentrl.env.boundary import EnvLimits, Session
+from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import ProcessPool, Sessions, open_sessions
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import load_agent
+from agentrl.env.session import Session
 from agentrl.env.states import make_sampling_params, make_step_state
 
 ENV = """

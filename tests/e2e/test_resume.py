@@ -74,6 +74,15 @@ def test_one_kill_changes_no_draw_by_pass_rate_and_no_entropy_bonus(tmp_path: Pa
     assert once.metrics[-1]["tasks/tried"] > 0.05
 
 
+@pytest.mark.slow
+def test_one_kill_changes_no_fork(tmp_path: Path) -> None:
+    """Episodes go on from a turn of another one, and learn by what that turn was worth."""
+    more = ("--agent", str(ENVS / "frozen_lake.py"), "--branch-at", "1", "--advantage-estimator", "turn_norm", "--max-turns", "4")
+    once = succeeded(train(tmp_path / "once", *SAVED, "--num-steps", str(STEPS), *more))
+    same_after_kills(tmp_path, 1, once, *more)
+    assert once.metrics[-1]["ledger/forked"] > STEPS
+
+
 def test_a_signal_saves_and_changes_nothing(tmp_path: Path, once: Run) -> None:
     arguments = (*LOCAL, "--num-steps", str(STEPS))
     process = start("train", "--run-dir", str(tmp_path / "stopped"), "--agent", str(ENVS / "arithmetic.py"), *arguments)

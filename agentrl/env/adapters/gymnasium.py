@@ -6,6 +6,7 @@ how observations read and how actions are written.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -135,6 +136,14 @@ class GymEnv(AgentInstance):
             score=self.score(self._total, bool(terminated)),
             info={"invalid_action": 0.0},
         )
+
+    def snapshot(self) -> Any:
+        """A copy of everything that an episode changes, the environment's random numbers among it."""
+        return copy.deepcopy(vars(self))
+
+    def restore(self, snapshot: Any) -> None:
+        """Go on with the copy."""
+        vars(self).update(snapshot)
 
     def close(self) -> None:
         """Close the environment."""

@@ -266,6 +266,9 @@ class GymVectorEnv(GymEnv):
     vectorization_mode: ClassVar[str] = "sync"
     straggler_s: ClassVar[float] = 30.0
 
+    snapshot: Any = None  # a lane shares its environment with others
+    restore: Any = None
+
     _place: tuple[SharedEnv, int] | None = None
 
     @classmethod

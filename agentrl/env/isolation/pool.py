@@ -18,7 +18,7 @@ from collections import deque
 from typing import IO, Protocol
 
 from agentrl.core.errors import EnvError, EnvLoadError
-from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.directory import CurrentDirectory
 from agentrl.env.isolation import system
 from agentrl.env.isolation.fork_server import CLEAN, MAX_PACKET, OUT_OF_MEMORY
@@ -26,6 +26,7 @@ from agentrl.env.isolation.session import EpisodeHandle, ProcessSession
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
 from agentrl.env.load import AgentSpec, preload
 from agentrl.env.multi_agent import named_agents
+from agentrl.env.session import Session
 
 _log = logging.getLogger(__name__)
 

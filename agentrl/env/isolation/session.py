@@ -17,6 +17,7 @@ from agentrl.env.boundary import CANCEL_GRACE_S, EnvLimits
 from agentrl.env.isolation import wire
 from agentrl.env.load import AgentSpec
 from agentrl.env.results import check_reset, check_step
+from agentrl.env.session import Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -124,6 +125,14 @@ class ProcessSession:
         where = f"{self._env}.step"
         answer = await self._call(where, wire.pack_step(state), self._limits.step_timeout_s)
         return wire.decode_result(StepResult, answer, where, lambda result: check_step(result, where, self._agents))
+
+    async def snapshot(self, count: int) -> list[Snapshot]:
+        """As `EnvSession.snapshot`."""
+        raise EnvError(f"{self._env}.snapshot: an environment in a process of its own cannot be copied")
+
+    async def restore(self, snapshot: Snapshot, task: Task) -> None:
+        """As `EnvSession.restore`."""
+        raise EnvError(f"{self._env}.restore: an environment in a process of its own cannot be copied")
 
     def take_spans(self) -> tuple[Span, ...]:
         """As `EnvSession.take_spans`."""

@@ -17,7 +17,7 @@ from agentrl.rollout.endpoint.helpers import helpers
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import NOT_SELECTED, EndpointSession, rewards_by_answer
-from agentrl.rollout.episode import ProgramEpisode
+from agentrl.rollout.program_episode import ProgramEpisode
 from agentrl.rollout.recorder import Context
 from agentrl.rollout.settings import EpisodeSettings
 

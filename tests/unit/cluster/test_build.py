@@ -10,6 +10,7 @@ from agentrl.cluster import build
 from agentrl.config.engine import EngineConfig
 from agentrl.config.schema import ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.errors import ConfigError
 from agentrl.engine.settings import weight_transport
 from agentrl.weights.cuda import GroupSender
 from agentrl.weights.sender import SharedMemorySender
@@ -67,3 +68,38 @@ def test_processes_start_with_one_thread_and_the_right_accelerator(monkeypatch: 
     assert (environment["OMP_NUM_THREADS"], environment["DS_ACCELERATOR"]) == ("1", "cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert build.worker_environment(CONFIG)["OMP_NUM_THREADS"] == "2"
+
+
+FORKED = """
+from agentrl import AgentInstance, StepResult, Task
+
+class Env(AgentInstance):
+    @classmethod
+    def tasks(cls):
+        return [Task("a")]
+
+    def step(self, state):
+        return StepResult(terminated=True)
+"""
+METHODS = """
+    def snapshot(self):
+        return 1
+
+    def restore(self, snapshot):
+        pass
+"""
+
+
+def test_forks_need_an_environment_whose_state_can_be_handed_on(tmp_path: Path) -> None:
+    path = tmp_path / "env.py"
+    path.write_text(FORKED)
+    config = changed(CONFIG, agent=str(path), branch_at=1)
+    with pytest.raises(ConfigError, match=r"--branch-at = 1: Env has no methods snapshot and restore. Write them; docs/forks.md shows how"):
+        build.load_environment(config)
+    other = tmp_path / "other.py"
+    other.write_text(FORKED + METHODS)
+    build.load_environment(changed(config, agent=str(other)))
+    build.load_environment(changed(config, agent=str(path), branch_at="never"))
+    build.load_environment(changed(config, agent="gym:FrozenLake-v1"))
+    with pytest.raises(ConfigError, match="has no methods snapshot and restore"):
+        build.load_environment(changed(config, agent="gym:FrozenLake-v1?num_envs=4"))

@@ -10,6 +10,7 @@ from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.commands import load_eval
 from agentrl.config.flow import FlowConfig
 from agentrl.config.mapping import to_json
+from agentrl.config.partner import PartnerConfig
 from agentrl.config.record import RecordConfig
 from agentrl.config.rules import check
 from agentrl.config.schema import EndpointConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
@@ -62,3 +63,32 @@ def test_a_quorum_that_makes_no_sense_is_refused(flow: FlowConfig, algo: AlgoCon
 
 def test_a_quorum_of_most_of_a_group_is_fine() -> None:
     check(TrainConfig(run=RUN, flow=FlowConfig(group_quorum=0.75, straggler_factor=2.0)))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TrainConfig(run=RUN, flow=FlowConfig(branches=4)), "--branches = 4: has no effect without --branch-at"),
+        (
+            TrainConfig(run=RUN, flow=FlowConfig(branch_at=1, branch_entropy=0.5)),
+            "--branch-entropy = 0.5: has no effect without --branch-at ent",
+        ),
+        (
+            TrainConfig(run=RUN, flow=FlowConfig(branch_at=1, branches=3)),
+            "--branches = 3: does not divide the group of --n-samples-per-prompt 8",
+        ),
+        (
+            TrainConfig(run=RUN, flow=FlowConfig(branch_at=9)),
+            "--branch-at = 9: is no turn of an episode of --max-turns 8, whose turns are 0",
+        ),
+        (
+            TrainConfig(run=RUN, flow=FlowConfig(branch_at=1), partner=PartnerConfig(partner=("b=past",))),
+            "--branch-at = 1: does not go with --partner",
+        ),
+    ],
+)
+def test_forks_fit_the_group(config: TrainConfig, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert message in str(caught.value)
+    check(TrainConfig(run=RUN, flow=FlowConfig(branch_at="entropy", branches=4, branch_entropy=0.0)))

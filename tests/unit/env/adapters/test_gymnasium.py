@@ -244,3 +244,24 @@ def test_a_wrong_specification_is_refused_at_once(spec: str, problem: str) -> No
 def test_a_step_before_reset_says_so() -> None:
     with pytest.raises(RuntimeError, match="before reset"):
         scripted()().parse_action("1")
+
+
+@pytest.mark.parametrize("env_id", [LAKE.replace("False", "True"), "gym:Blackjack-v1", "gym:Taxi-v4", "gym:CartPole-v1"])
+def test_a_copy_goes_on_as_the_original_would(env_id: str) -> None:
+    """Random numbers, the limit of steps and what the class itself counts are those of the copied moment."""
+    spec = env_id if "Taxi" not in env_id else f"gym:{registered('Taxi')}"
+    env, _ = begin(load_gym(spec), 3)
+    words = list(env.actions) or ["0", "1"]
+    moves = [words[(3 * number) % len(words)] for number in range(8)]
+    played = next((n for n, move in enumerate(moves[:3]) if say(env, move).terminated), 3)
+    copies = [type(env)() for _ in range(2)]
+    for other, snapshot in zip(copies, [env.snapshot(), env.snapshot()], strict=True):
+        other.restore(snapshot)
+    expected = [vars_of(say(env, move)) for move in ["nothing at all", *moves[played:]]]
+    for other in copies:
+        assert [vars_of(say(other, move)) for move in ["nothing at all", *moves[played:]]] == expected
+        other.close()
+
+
+def vars_of(result: StepResult) -> tuple[Any, ...]:
+    return result.reward, str(result.observation), result.terminated, result.truncated, result.score
