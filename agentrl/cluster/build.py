@@ -77,8 +77,9 @@ def _check_forks(config: PlaySettings, agent: AgentSpec) -> None:
         return
     if agent.kind.calls_model:
         problem, remedy = f"{agent.name} calls the model itself, so its episodes cannot be forked", "Leave it out, or write reset and step."
-    elif not has_snapshots(agent.load()):
-        problem, remedy = f"{agent.name} has no methods snapshot and restore", "Write them; docs/forks.md shows how."
+    elif config.isolation.env_isolation == "none" and not has_snapshots(agent.load()):
+        problem = f"{agent.name} has no methods snapshot and restore"
+        remedy = "Write them as docs/forks.md shows, or add --env-isolation process."
     else:
         return
     raise ConfigError("--branch-at", config.flow.branch_at, problem, remedy)

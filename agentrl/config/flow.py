@@ -51,7 +51,8 @@ class FlowConfig:
     """With ``--group-quorum``: how many times the median of those that ended the rest may take before it is withheld."""
     branch_at: Annotated[int, Ge(1)] | Literal["never", "entropy"] = "never"
     """Fork episodes at the turn of this number, counted from 0, so that the returns of several continuations compare that turn; or, with
-    ``entropy``, at the first turn that the model is unsure of. Needs an environment with `snapshot` and `restore`."""
+    ``entropy``, at the first turn that the model is unsure of. Needs an environment with `snapshot` and `restore`, or
+    ``--env-isolation process``."""
     branches: Annotated[int, Ge(2)] = 2
     """With ``--branch-at``: episodes of a group that share the turns before a fork, the one that was played from its beginning included."""
     branch_entropy: NonNegative = 0.2

@@ -38,9 +38,6 @@ def _forks_fit_the_group(config: TrainConfig) -> None:
     if config.partner.partner:
         problem = "does not go with --partner, whose side of an episode cannot be copied"
         raise ConfigError("--branch-at", flow.branch_at, problem, "Leave out one of the two.")
-    if config.isolation.env_isolation == "process":
-        problem = "does not go with --env-isolation process, whose environments cannot be copied"
-        raise ConfigError("--branch-at", flow.branch_at, problem, "Leave out one of the two.")
 
 
 FLOW_RULES: tuple[Callable[[TrainConfig], None], ...] = (_async_and_staleness_agree, _ranges_are_ordered, _forks_fit_the_group)

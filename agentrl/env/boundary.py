@@ -61,6 +61,7 @@ class EnvLimits:
     process: ProcessLimits | None = None
     sandbox: SandboxChoice = DEFAULT_CHOICE
     mcp: tuple[str, ...] = ()
+    copied: bool = False  # True if processes of episodes may be copied
 
 
 class Threads:
@@ -195,6 +196,11 @@ class EnvSession:
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._server: asyncio.Task[None] | None = None
         self._stopwatch = Stopwatch()
+
+    @property
+    def server(self) -> asyncio.Task[None] | None:
+        """The session's task, once there was a call."""
+        return self._server
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
         """Make the user's object and begin the episode; `EnvError`, `EnvTimeoutError`, `EnvResultError` if user code fails."""

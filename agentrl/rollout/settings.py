@@ -124,6 +124,7 @@ class EpisodeSettings(PlaySettings):
             process=process_limits(self.isolation),
             sandbox=self.sandbox_choice,
             mcp=self.sandbox.mcp,
+            copied=self.forks is not None,
         )
 
     @property

@@ -75,9 +75,11 @@ def test_one_kill_changes_no_draw_by_pass_rate_and_no_entropy_bonus(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_one_kill_changes_no_fork(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_one_kill_changes_no_fork(tmp_path: Path, isolation: str) -> None:
     """Episodes go on from a turn of another one, and learn by what that turn was worth."""
     more = ("--agent", str(ENVS / "frozen_lake.py"), "--branch-at", "1", "--advantage-estimator", "turn_norm", "--max-turns", "4")
+    more = (*more, "--env-isolation", isolation)
     once = succeeded(train(tmp_path / "once", *SAVED, "--num-steps", str(STEPS), *more))
     same_after_kills(tmp_path, 1, once, *more)
     assert once.metrics[-1]["ledger/forked"] > STEPS

@@ -8,177 +8,27 @@ child that it does not know is to be killed. A process of an episode calls the u
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
 import gc
 import json
-import logging
 import os
 import pickle
-import queue
-import random
 import signal
 import socket
 import sys
 import threading
 import time
-from logging.handlers import QueueHandler
+from collections.abc import Sequence
 from multiprocessing.connection import wait
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
-import numpy.random  # loaded on first use otherwise, with a seed of its own
-
-from agentrl.core.errors import EnvError, EnvLoadError
-from agentrl.core.types import Task
+from agentrl.core.errors import EnvLoadError
 from agentrl.env.agent import AgentClass
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
-from agentrl.env.isolation import system, wire
+from agentrl.env.boundary import EnvLimits
+from agentrl.env.isolation import system
+from agentrl.env.isolation.episode_process import CLEAN, run
 from agentrl.env.isolation.system import MIB, ProcessLimits
 from agentrl.env.load import AgentSpec, preload
-
-CLEAN = 173
-"""Exit code of a process that leaves no descendant; any other has the fork server look for some."""
-OUT_OF_MEMORY = 174
-
-
-class _Session(EnvSession):
-    abandoned = "; its process is ended"
-
-
-class EpisodeProcess:
-    """Consumes calls from the socket and answers them one by one; at a deadline a call is given up here, then this process from outside."""
-
-    def __init__(self, cls: AgentClass, source: str, limits: EnvLimits, process: ProcessLimits) -> None:
-        self._class, self._source, self._limits, self._process = cls, source, limits, process
-        self._threads = Threads(limits.threads)
-        self._where = f"{os.path.basename(source)}: {cls.__name__}"
-        self._log = _collect_warnings()
-        self._task: Task | None = None
-        self._session = self._new_session()
-        self._is_clean = True
-        self._episodes = 0
-
-    async def serve(self, connection: socket.socket) -> None:
-        """Answer until the other side has closed the connection, or until this process has played its episodes."""
-        channel = await wire.Channel.open(connection)
-        call: asyncio.Task[bytes] | None = None
-        while True:
-            try:
-                number, body = await channel.read()
-            except EOFError:
-                return
-            operation, *arguments = pickle.loads(body)
-            if operation == "cancel":
-                if call is not None:
-                    call.cancel()
-                continue
-            if call is not None:
-                await asyncio.wait({call})  # only a cancelled call is not waited for by the other side
-            if operation == "close":
-                answer, over = await self._close()
-                channel.write(answer, number)
-                await channel.drain()
-                if over:
-                    return
-            else:
-                call = asyncio.create_task(self._answer(operation, arguments))
-                call.add_done_callback(functools.partial(_send, channel, number))
-
-    async def _answer(self, operation: str, arguments: list[Any]) -> bytes:
-        where = f"{self._where}.{operation}"
-        try:
-            result = await (self._reset(*arguments) if operation == "reset" else self._step(*arguments))
-            return wire.encode_result(result, where, self._session.take_spans())
-        except EnvError as error:
-            self._is_clean = False
-            hint = system.named_limit(str(error).partition("\n")[0], self._process)
-            return wire.encode_error(error, hint, self._session.take_spans())
-        except asyncio.CancelledError:
-            self._is_clean = False
-            raise
-
-    async def _reset(self, task: Task, seed: int) -> Any:
-        system.begin_cpu_time(self._process.cpu_s)
-        seed_generators(seed)
-        self._task = task
-        self._session = self._new_session()
-        return await self._session.reset(task, seed)
-
-    async def _step(self, values: dict[str, Any]) -> Any:
-        assert self._task is not None
-        return await self._session.step(wire.step_state(values, self._task))
-
-    async def _close(self) -> tuple[bytes, bool]:
-        """Close the episode; what there is to say of it, and whether this process has played enough."""
-        await self._session.close()
-        self._episodes += 1
-        self._task = None
-        clean = self._is_clean and not system.has_children()
-        reusable = clean and self._episodes < self._process.reuse
-        flush_output()
-        return wire.encode_closed(clean=clean, reusable=reusable, log=_taken(self._log)), not reusable
-
-    def _new_session(self) -> EnvSession:
-        return _Session(self._class, self._source, self._threads, self._limits)
-
-
-def _send(channel: wire.Channel, number: int, call: asyncio.Task[bytes]) -> None:
-    if not call.cancelled():
-        channel.write(call.result(), number)
-
-
-def _collect_warnings() -> queue.SimpleQueue[logging.LogRecord]:
-    """Have agentrl's own warnings put into a queue, to be logged where the run is."""
-    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    handler = QueueHandler(records)
-    handler.setLevel(logging.WARNING)
-    logger = logging.getLogger("agentrl")
-    logger.handlers, logger.propagate = [handler], False
-    return records
-
-
-def _taken(records: queue.SimpleQueue[logging.LogRecord]) -> list[str]:
-    return [records.get().message for _ in range(records.qsize())][-10:]
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the generators that a process has one of, so that an episode depends on its task and on nothing before it."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
-
-
-def run(connection: socket.socket, cls: AgentClass, source: str, limits: EnvLimits) -> NoReturn:
-    """Be the process of an episode; called once, right after the fork."""
-    code = 1
-    try:
-        os.setsid()
-        system.become("agentrl-env", death_signal=signal.SIGKILL)
-        process = limits.process or ProcessLimits()
-        system.apply(process)
-        gc.enable()
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(EpisodeProcess(cls, source, limits, process).serve(connection))
-        code = 0 if system.has_children() else CLEAN
-        flush_output()
-    except MemoryError:
-        code = OUT_OF_MEMORY
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(code)  # what was registered for the end of the fork server is not this process's
-
-
-def flush_output() -> None:
-    """Write what was printed."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-
 
 MAX_PACKET = 2**16
 MAX_PROBLEM = 2500
@@ -204,6 +54,7 @@ class ForkServer:
         self._resident = 0
         self._next_scan, self._last_pid = 0.0, 0
         self._suspect = False
+        self._copying = 0  # processes that are being copied: children that are not known yet may be copies
 
     def load(self, agent: AgentSpec) -> None:
         """Load the user's file and get ready to fork; `EnvLoadError` if it cannot be loaded."""
@@ -218,7 +69,7 @@ class ForkServer:
         while True:
             ready = wait([self._control, self._parent], TICK_S if self._workers or self._suspect else None)
             self._collect()
-            if self._parent in ready or (self._control in ready and not self._obey()):
+            if self._parent in ready or (self._is_ordered() and not self._obey()):
                 return
             self._watch()
 
@@ -235,32 +86,57 @@ class ForkServer:
         with contextlib.suppress(OSError):
             self._control.send(json.dumps(report).encode())
 
+    def _is_ordered(self) -> bool:
+        """Return True if an order is there, or there will be none."""
+        return bool(wait([self._control], 0))
+
     def _obey(self) -> bool:
-        """Take an order: a number with a socket is a process to fork, one without is to be killed; False if there will be none."""
+        """Take an order; False if there will be none.
+
+        A number with sockets is a process to fork, one without is to be killed. ``+`` says that a process is about to be copied, ``=`` with
+        the number and the id of a process that this is a copy, ``-`` that there will be no more of them.
+        """
         try:
-            packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 1)
+            packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 2)
         except ConnectionError:  # closed with reports unread
             return False
         if descriptors:
-            self._fork(int(packet), descriptors[0])
+            self._fork(int(packet), descriptors)
+        elif packet[:1] in (b"+", b"-"):
+            self._copying += 1 if packet[:1] == b"+" else -1
+            self._suspect = True
+        elif packet[:1] == b"=":
+            self._adopt(*map(int, packet[1:].split()))
         elif packet and (ordered := [pid for pid, number in self._workers.items() if number == int(packet)]):
             system.kill_families(ordered)
             self._suspect = True
         return bool(packet)
 
-    def _fork(self, number: int, descriptor: int) -> None:
+    def _adopt(self, number: int, pid: int) -> None:
+        """Take a copy of a process for what it says it is, if it is a child that nobody knows."""
+        info = system.processes().get(pid)
+        if info is None or info.parent != os.getpid() or info.state in "ZX" or pid in self._own | self._workers.keys():
+            self.tell(died=number, code=0, why="its process could not be copied")
+        else:
+            self._workers[pid] = number
+
+    def _fork(self, number: int, descriptors: Sequence[int]) -> None:
         assert self._class is not None
         try:
             pid = os.fork()
         except OSError as error:
             self.tell(died=number, code=0, why=f"its process could not be started: {error}")
-            os.close(descriptor)
-            return
+            pid = -1
         if pid == 0:
             os.close(self._parent)
             self._control.close()
-            run(socket.socket(fileno=descriptor), self._class, self._source, self._limits)
-        os.close(descriptor)
+            connection, lane, *_ = [*(socket.socket(fileno=each) for each in descriptors), None]
+            assert connection is not None
+            run(connection, lane, self._class, self._source, self._limits)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if pid < 0:
+            return
         self._workers[pid] = number
 
     def _collect(self) -> None:
@@ -276,7 +152,12 @@ class ForkServer:
         me = os.getpid()
         known = self._own | self._workers.keys()
         strays = {pid for pid, info in system.processes().items() if info.parent == me and info.state not in "ZX"} - known
-        if strays:
+        while strays and self._is_ordered() and self._obey():
+            pass  # the order to copy a process is there before its copies are
+        strays -= self._workers.keys()
+        if self._copying:
+            self._suspect = True
+        elif strays:
             system.kill_families(strays)
             self._suspect = True  # look once more when they are gone
 

@@ -15,13 +15,15 @@ import sys
 import tempfile
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from typing import IO, Protocol
 
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.directory import CurrentDirectory
 from agentrl.env.isolation import system
-from agentrl.env.isolation.fork_server import CLEAN, MAX_PACKET, OUT_OF_MEMORY
+from agentrl.env.isolation.episode_process import CLEAN, OUT_OF_MEMORY
+from agentrl.env.isolation.fork_server import MAX_PACKET
 from agentrl.env.isolation.session import EpisodeHandle, ProcessSession
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
 from agentrl.env.load import AgentSpec, preload
@@ -53,7 +55,7 @@ class ProcessPool:
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._reports: asyncio.Task[None] | None = None
-        self._orders: deque[tuple[int, socket.socket | None]] = deque()  # number of a process, and its socket if it is to be started
+        self._orders: deque[tuple[bytes, tuple[socket.socket, ...]]] = deque()  # words, and sockets of a process to be started
         self._handles: dict[int, EpisodeHandle] = {}
         self._spares: deque[EpisodeHandle] = deque()
         self._count, self._used, self._peak = 0, 0, 0
@@ -115,6 +117,43 @@ class ProcessPool:
         handle.close()
         self._refill()
 
+    def copies(self, handle: EpisodeHandle, count: int) -> list[EpisodeHandle]:
+        """Return handles of copies of a process, which is to be asked for them next; each is to be given back or killed."""
+        if handle.lane is None:
+            raise EnvError("the environment's processes were not started to be copied (--branch-at)")
+        made, theirs = [], []
+        for _ in range(count):
+            self._count += 1
+            ours, their = socket.socketpair()
+            self._handles[self._count] = EpisodeHandle(self._count, ours)
+            made.append(self._handles[self._count])
+            theirs.append(their)
+        try:
+            socket.send_fds(handle.lane, [b"+"], [each.fileno() for each in theirs])
+        except OSError as error:
+            for copied in made:
+                self._handles.pop(copied.number).close()
+            raise EnvError(f"the environment's process cannot be copied: {error}") from error
+        finally:
+            for their in theirs:
+                their.close()
+        self._used += count
+        self._peak = max(self._peak, self._used)
+        self._order(b"+")
+        return made
+
+    def adopt(self, copies: Sequence[EpisodeHandle], pids: Sequence[int]) -> None:
+        """Tell the fork server which processes the copies are; without ids there are none, and what there may be is killed."""
+        for handle, pid in zip(copies, pids, strict=False):
+            self._order(b"=%d %d" % (handle.number, pid))
+        self._order(b"-")
+        if not pids:
+            for handle in copies:
+                self._used -= 1
+                self._handles.pop(handle.number, None)
+                handle.end("it was not copied")
+                handle.close()
+
     async def close(self) -> None:
         """Kill every process; safe to call twice."""
         self._closed = True
@@ -156,8 +195,8 @@ class ProcessPool:
             handle.close()
         self._handles.clear()
         self._spares.clear()
-        for _, connection in self._orders:
-            if connection is not None:
+        for _, connections in self._orders:
+            for connection in connections:
                 connection.close()
         self._orders.clear()
         if reports is not None:
@@ -172,8 +211,9 @@ class ProcessPool:
     def _fork(self) -> EpisodeHandle:
         self._count += 1
         ours, theirs = socket.socketpair()
-        handle = self._handles[self._count] = EpisodeHandle(self._count, ours)
-        self._order(self._count, theirs)
+        lane, other = socket.socketpair() if self._limits.copied else (None, None)
+        handle = self._handles[self._count] = EpisodeHandle(self._count, ours, lane)
+        self._order(b"%d" % self._count, *(each for each in (theirs, other) if each is not None))
         return handle
 
     def _refill(self) -> None:
@@ -189,11 +229,11 @@ class ProcessPool:
 
     def _order_end(self, handle: EpisodeHandle) -> None:
         if not handle.died.done() and self._control is not None:
-            self._order(handle.number)
+            self._order(b"%d" % handle.number)
 
-    def _order(self, number: int, connection: socket.socket | None = None) -> None:
-        """Have the fork server start a process that answers on `connection`, or without one kill the process of this number."""
-        self._orders.append((number, connection))
+    def _order(self, words: bytes, *connections: socket.socket) -> None:
+        """Give the fork server an order, as `ForkServer` reads it."""
+        self._orders.append((words, connections))
         if len(self._orders) == 1:
             self._write()
 
@@ -202,16 +242,16 @@ class ProcessPool:
         assert self._control is not None
         loop = asyncio.get_running_loop()
         while self._orders:
-            number, connection = self._orders[0]
+            words, connections = self._orders[0]
             try:
-                socket.send_fds(self._control, [b"%d" % number], [connection.fileno()] if connection is not None else [])
+                socket.send_fds(self._control, [words], [each.fileno() for each in connections])
             except BlockingIOError:
                 loop.add_writer(self._control, self._write)
                 return
             except OSError:  # the fork server is gone; `_listen` notices
                 return
             self._orders.popleft()
-            if connection is not None:
+            for connection in connections:
                 connection.close()
         loop.remove_writer(self._control)
 

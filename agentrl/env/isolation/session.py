@@ -7,6 +7,7 @@ import logging
 import pickle
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,8 +32,8 @@ REASON_S = 1.0
 class EpisodeHandle:
     """A process that plays an episode or waits for one: its number at the fork server, and `died`, the reason for its end, once known."""
 
-    def __init__(self, number: int, connection: socket.socket) -> None:
-        self.number = number
+    def __init__(self, number: int, connection: socket.socket, lane: socket.socket | None = None) -> None:
+        self.number, self.lane = number, lane  # through which the process is given the sockets of its copies
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._connection = connection
         self._channel: wire.Channel | None = None
@@ -83,6 +84,8 @@ class EpisodeHandle:
 
     def close(self) -> None:
         """Close the connection."""
+        if self.lane is not None:
+            self.lane.close()
         if self._channel is not None:
             self._channel.abort()
         else:
@@ -100,6 +103,24 @@ class Processes(Protocol):
 
     def kill(self, handle: EpisodeHandle) -> None:
         """End a process."""
+
+    def copies(self, handle: EpisodeHandle, count: int) -> list[EpisodeHandle]:
+        """Return handles of copies of a process, which is to be asked for them next."""
+
+    def adopt(self, copies: Sequence[EpisodeHandle], pids: Sequence[int]) -> None:
+        """Say which processes the copies are; without ids there are none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopiedProcess:
+    """A process in the state of another one; see `agentrl.env.session.Snapshot`."""
+
+    pool: Processes
+    handle: EpisodeHandle
+
+    def discard(self) -> None:
+        """End it."""
+        self.pool.kill(self.handle)
 
 
 class ProcessSession:
@@ -127,12 +148,23 @@ class ProcessSession:
         return wire.decode_result(StepResult, answer, where, lambda result: check_step(result, where, self._agents))
 
     async def snapshot(self, count: int) -> list[Snapshot]:
-        """As `EnvSession.snapshot`."""
-        raise EnvError(f"{self._env}.snapshot: an environment in a process of its own cannot be copied")
+        """Copy the process as often as is asked for; `EnvError` if a copy would differ from it."""
+        where = f"{self._env}.snapshot"
+        if self._handle is None:
+            raise EnvError(f"{where}: its process has ended")
+        copies = self._pool.copies(self._handle, count)
+        pids: list[int] = []
+        try:
+            answer = await self._call(where, pickle.dumps(("copy", count)), self._limits.step_timeout_s)
+            pids = wire.pids_of(answer, count, where)
+        finally:
+            self._pool.adopt(copies, pids)
+        return [CopiedProcess(self._pool, handle) for handle in copies]
 
     async def restore(self, snapshot: Snapshot, task: Task) -> None:
-        """As `EnvSession.restore`."""
-        raise EnvError(f"{self._env}.restore: an environment in a process of its own cannot be copied")
+        """Go on in a copy of another session's process."""
+        assert isinstance(snapshot, CopiedProcess)
+        self._handle = snapshot.handle
 
     def take_spans(self) -> tuple[Span, ...]:
         """As `EnvSession.take_spans`."""

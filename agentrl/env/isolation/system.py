@@ -142,9 +142,9 @@ def become(name: str, *, death_signal: int) -> None:
     adopt_orphans()
 
 
-def adopt_orphans() -> None:
-    """Have the calling process be the parent of descendants that lose theirs."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_SET_SUBREAPER, 1, 0, 0, 0):
+def adopt_orphans(adopted: bool = True) -> None:
+    """Have the calling process be the parent of descendants that lose theirs, or no longer."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_SUBREAPER, int(adopted), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 

@@ -163,6 +163,19 @@ def decode_result(cls: type[_Result], answer: dict[str, Any], where: str, check:
     return replace(result, observation=RawText(text)) if isinstance(text, str) else result
 
 
+def encode_copies(pids: Sequence[int]) -> bytes:
+    """Return the answer to ``copy``: the ids of the processes that are copies."""
+    return json.dumps({"copies": list(pids)}).encode()
+
+
+def pids_of(answer: dict[str, Any], count: int, where: str) -> list[int]:
+    """Return the ids of so many copies, or raise the `EnvError` that the answer carries, or is."""
+    pids = without_error(answer).get("copies")
+    if not isinstance(pids, list) or len(pids) != count or not all(type(pid) is int and pid > 1 for pid in pids):
+        raise EnvError(f"{where}: its process sent something that is no answer")
+    return pids
+
+
 def encode_closed(*, clean: bool, reusable: bool, log: list[str]) -> bytes:
     """Return the answer to ``close``; clean: no call was given up, no descendant is left; reusable: it waits for another episode."""
     return json.dumps({"clean": clean, "reusable": reusable, "log": [line[:MAX_ERROR] for line in log]}).encode()

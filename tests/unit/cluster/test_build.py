@@ -94,7 +94,7 @@ def test_forks_need_an_environment_whose_state_can_be_handed_on(tmp_path: Path) 
     path = tmp_path / "env.py"
     path.write_text(FORKED)
     config = changed(CONFIG, agent=str(path), branch_at=1)
-    with pytest.raises(ConfigError, match=r"--branch-at = 1: Env has no methods snapshot and restore. Write them; docs/forks.md shows how"):
+    with pytest.raises(ConfigError, match=r"--branch-at = 1: Env has no methods snapshot and restore. Write them as docs"):
         build.load_environment(config)
     other = tmp_path / "other.py"
     other.write_text(FORKED + METHODS)

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from agentrl.config.schema import IsolationConfig
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status, derive_seed
 from agentrl.env.load import load_agent
@@ -62,7 +63,13 @@ def answers(request: GenerationRequest) -> list[int]:
 
 
 @asynccontextmanager
-async def running(folder: Path, engine: ScriptedEngine, text: str = ENV, **changes: Any) -> AsyncIterator[EpisodeWorker]:
+async def running(
+    folder: Path,
+    engine: ScriptedEngine,
+    text: str = ENV,
+    isolation: Literal["none", "process"] = "none",
+    **changes: Any,
+) -> AsyncIterator[EpisodeWorker]:
     """A worker whose episodes are forked as `changes` say."""
     tokenizer("chatml").save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
@@ -70,7 +77,7 @@ async def running(folder: Path, engine: ScriptedEngine, text: str = ENV, **chang
     path.write_text(text)
     forks = ForkSettings(**{"at": 2, "branches": 2, **changes})
     model = replace(SETTINGS.model, model=str(folder / "model"))
-    settings: EpisodeSettings = replace(SETTINGS, model=model, forks=forks)
+    settings: EpisodeSettings = replace(SETTINGS, model=model, forks=forks, isolation=IsolationConfig(env_isolation=isolation))
     worker = EpisodeWorker(engine, load_agent(str(path)), settings)
     await worker.start()
     try:
@@ -229,6 +236,19 @@ async def test_a_run_that_is_closed_leaves_nobody_waiting(tmp_path: Path) -> Non
         await asyncio.sleep(0.1)
     _, played = await asyncio.wait_for(group, 5)
     assert [t.status for t in played.trajectories] == [Status.CANCELLED] * 4
+
+
+async def test_an_isolated_environment_is_forked_without_methods_of_its_own(tmp_path: Path) -> None:
+    """Its process is copied: what it answers is what the methods of the same environment would have made of it."""
+    methods = ENV[ENV.index("    def snapshot") :]
+    played = []
+    isolations: tuple[Literal["none", "process"], ...] = ("none", "process")
+    for text, isolation in zip((ENV, ENV.replace(methods, "")), isolations, strict=True):
+        async with running(tmp_path, engine(), text, isolation) as worker:
+            summary, group = await worker.run_group(asked())
+        assert (summary.num_forked, [t.status for t in group.trajectories]) == (2, [Status.FINISHED] * 4)
+        played.append([(sampled(group, index), read(group, index)) for index in range(4)])
+    assert played[0] == played[1]
 
 
 async def test_records_name_the_root(tmp_path: Path) -> None:
