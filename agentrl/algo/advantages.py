@@ -67,6 +67,7 @@ class AdvantageInputs:
         values: The critic's values, for estimators that need one. # [A]
         kl: Penalty to subtract, already multiplied by its coefficient; `None` if KL is not in the reward. # [A]
         turn: Turn of each token, non-decreasing; a turn belongs to one episode. `None`: every episode is one turn. # [A] int64
+        state: State that each token's turn began in; equal numbers are equal states of one group. `None`: not known. # [A] int64
         parts: Named components of the rewards, not clipped. # name -> [E]
         baseline: Reward of the greedy episode of the same task, for `remax`. # [E]
 
@@ -81,11 +82,12 @@ class AdvantageInputs:
     values: Tensor | None = None
     kl: Tensor | None = None
     turn: Tensor | None = None
+    state: Tensor | None = None
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     baseline: Tensor | None = None
 
     def __post_init__(self) -> None:
-        per_token = {"episode": self.episode, "values": self.values, "kl": self.kl, "turn": self.turn}
+        per_token = {"episode": self.episode, "values": self.values, "kl": self.kl, "turn": self.turn, "state": self.state}
         for name, tensor in per_token.items():
             if tensor is not None and tensor.shape != self.token_rewards.shape:
                 raise BatchError(
@@ -137,6 +139,15 @@ class AdvantageInputs:
         dense, index = torch.unique(group[turns.episode] * places + turns.place, return_inverse=True)
         return index, len(dense)
 
+    def same_states(self, turns: Turns) -> tuple[Tensor, int]:
+        """Number the turns by the state that they began in, and count the numbers; where states are not known, as `same_turns`."""
+        import torch
+
+        if self.state is None:
+            return self.same_turns(turns)
+        dense, index = torch.unique(self.state[turns.start], return_inverse=True)
+        return index, len(dense)
+
     def group_size(self) -> Tensor:
         """Return the number of episodes in the group of each episode. # [E] float64."""
         group, groups = self._dense_groups()
@@ -175,8 +186,8 @@ class AdvantageInputs:
         """Give every token the number of the next token in its episode, 0 behind the last. # [A] -> [A]."""
         return next_in_segment(per_token, self.episode)
 
-    def sum_ahead(self, per_token: Tensor, discount: float = 1.0) -> Tensor:
-        """Return the discounted sum from each token to the end of its episode. # [A] -> [A]."""
+    def sum_ahead(self, per_token: Tensor, discount: float | Tensor = 1.0) -> Tensor:
+        """Return the discounted sum from each token to the end of its episode; a tensor has a discount for each episode. # [A] -> [A]."""
         return reverse_discounted_cumsum(per_token, self.episode, discount)
 
     def _charged(self, per_token: Tensor) -> Tensor:

@@ -40,20 +40,23 @@ def segment_std(values: Tensor, index: Tensor, size: int) -> Tensor:
     return (segment_sum(deviation.square(), index, size) / degrees).sqrt()
 
 
-def reverse_discounted_cumsum(values: Tensor, index: Tensor, discount: float = 1.0) -> Tensor:
+def reverse_discounted_cumsum(values: Tensor, index: Tensor, discount: float | Tensor = 1.0) -> Tensor:
     """Return ``y[t] = values[t] + discount * y[t + 1]`` within each segment, whose tokens are adjacent and in time order. # [A].
 
+    A tensor has the discount of each segment, by its number in `index`.
     Computed by doubling the reach in each pass (``log2`` of the longest segment passes) rather than token by token.
     """
     import torch
 
     totals, reach = values.clone(), 1
+    factor = discount if isinstance(discount, float | int) else discount[index]
     while reach < len(values):
         same = index[:-reach] == index[reach:]
         if not bool(same.any()):
             break
         ahead = torch.where(same, totals[reach:], torch.zeros_like(totals[reach:]))
-        totals = torch.cat([totals[:-reach] + discount**reach * ahead, totals[-reach:]])
+        power = factor**reach if isinstance(factor, float | int) else factor[:-reach] ** reach
+        totals = torch.cat([totals[:-reach] + power * ahead, totals[-reach:]])
         reach *= 2
     return totals
 

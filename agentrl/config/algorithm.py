@@ -24,7 +24,8 @@ class AlgoSettings:
 
     advantage_estimator: Annotated[str, UserFile] = "group_norm"
     """Advantage estimator. One of ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``,
-    ``opo``, ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
+    ``opo``, ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``gigpo``, ``turn_gae``, ``distillation``, or
+    ``file.py:name``."""
     teacher: Annotated[str, ResumeMayChange] = ""
     """A model with the same tokenizer, which scores the sampled tokens (on-policy distillation). A directory or hub name: it runs on each
     learner rank. ``engine:MODEL``: beside each rollout worker. ``http://HOST:PORT/v1#model=NAME``: a server of vLLM. Several of the last

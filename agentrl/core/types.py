@@ -176,6 +176,7 @@ class Turn:
     reward: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)  # named components of what the environment paid for it
     temperature: float = 1.0
+    state_key: str | None = None  # name of the state that it began in; `None`: its prompt
     prompt_text: str = ""  # derived, for people
     text: str = ""  # derived, for people
     info: Mapping[str, float] = field(default_factory=dict)  # numbers the environment logged for this step

@@ -119,6 +119,7 @@ class ResetResult:
         images: Images in any form that a task's may have, added to the task's.
         agent: Name of the agent that acts first and sees the observation; `None`: the first of the class's `agents`.
         observations: Agent -> what it sees before anything else: text or chat messages.
+        state_key: Name of the state that the first turn begins in, for ``gigpo``; `None`: what the model reads before the turn.
     """
 
     observation: Prompt | None = None
@@ -127,6 +128,7 @@ class ResetResult:
     images: Sequence[Any] = field(default=(), kw_only=True)
     agent: str | None = field(default=None, kw_only=True)
     observations: Mapping[str, Prompt] = field(default_factory=dict, kw_only=True)
+    state_key: str | int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class StepResult:
         agent: Name of the agent that acts next and sees the observation; `None`: the one after the agent that acted, in `agents`.
         rewards: Agent -> reward, for any agents; each is added to what the agent's last turn is worth.
         scores: Agent -> score, for agents other than the one that acted.
+        state_key: Name of the state that the next turn begins in, for ``gigpo``; `None`: what the model reads before that turn.
     """
 
     reward: float = 0.0
@@ -160,6 +163,7 @@ class StepResult:
     agent: str | None = field(default=None, kw_only=True)
     rewards: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     scores: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    state_key: str | int | None = field(default=None, kw_only=True)
 
 
 ResetReturn: TypeAlias = ResetResult | Mapping[str, Any] | None

@@ -18,6 +18,7 @@ from agentrl.env.images import image_texts
 
 MAX_TEXT = 2**20
 MAX_NAME = 200  # characters of a metric's name
+MAX_STATE_KEY = 1000
 MAX_MESSAGE = 2000  # characters of a user's exception that are shown
 MAX_NUMBER = 1e30  # sums of such numbers are still finite in float32
 SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
@@ -69,12 +70,13 @@ def check_reset(value: Any, where: str, prompt: Prompt, agents: Sequence[str] = 
         info, sampling, images = value.info, value.sampling, value.images
         agent = None if value.agent is None else _agent(value.agent, agents, where, "agent")
         openings = _by_agent(value.observations, agents, where, "observations")
+        key = _state_key(value.state_key, where)
     elif isinstance(value, Mapping):
         known_keys(value, (*RESET_KEYS, *GIVEN_KEYS), where)
         given = value.get("observation")
         observation = None if given is None or _same(given, prompt) else _raw(given, where, "observation")
         info, sampling, images = _none_as(value, "extra_logs", {}), value.get("sampling_params"), _none_as(value, "environment_images", ())
-        agent, openings = None, {}
+        agent, openings, key = None, {}, None
     else:
         raise bad_result(where, "result", value, "return a ResetResult, a dictionary with observation, or None")
     return ResetResult(
@@ -84,6 +86,7 @@ def check_reset(value: Any, where: str, prompt: Prompt, agents: Sequence[str] = 
         images=_images(images, where),
         agent=agent,
         observations={name: _chat(opening, where, f"observations[{name!r}]") for name, opening in openings.items()},
+        state_key=key,
     )
 
 
@@ -119,6 +122,7 @@ def _check_typed_step(value: StepResult, where: str, agents: Sequence[str], give
         agent=None if value.agent is None else _agent(value.agent, agents, where, "agent"),
         rewards=_numbers(rewards, where, "rewards"),
         scores={name: _score(score, where, f"scores[{name!r}]") for name, score in scores.items()},
+        state_key=_state_key(value.state_key, where),
     )
 
 
@@ -272,6 +276,15 @@ def _text(value: Any, where: str, field: str) -> str:
     if len(value) > MAX_TEXT:
         raise bad_result(where, field, value, f"is longer than {MAX_TEXT} characters ({len(value)})")
     return value
+
+
+def _state_key(value: Any, where: str) -> str | None:
+    if value is None or (isinstance(value, str) and len(value) <= MAX_STATE_KEY):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    problem = f"must be a text of at most {MAX_STATE_KEY} characters or a whole number; hash what is larger"
+    raise bad_result(where, "state_key", value, problem)
 
 
 def _flag(value: Any, where: str, field: str) -> bool:

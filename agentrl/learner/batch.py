@@ -128,6 +128,7 @@ class Batch:
     row: Tensor  # [A] int64: row of each action token
     episode: Tensor  # [A] int64: episode of each action token
     turn: Tensor  # [A] int64: turn of each action token, counted over the batch
+    state: Tensor  # [A] int64: state that the turn began in; equal numbers are equal states of one group
     group: Tensor  # [E] int64: group of each episode, from 0
     logprobs: Tensor  # [A] float32: behaviour log-probability
     versions: Tensor  # [A] int64: policy version that sampled the token
@@ -142,7 +143,7 @@ class Batch:
     teacher_top: Tensor | None = None  # [A, K] float32: their log-probabilities, -inf where there are fewer
 
     def __post_init__(self) -> None:
-        for name in ("episode", "turn", "logprobs", "versions", "token_rewards"):
+        for name in ("episode", "turn", "state", "logprobs", "versions", "token_rewards"):
             if len(getattr(self, name)) != self.num_actions:
                 raise BatchError(f"{name} has {len(getattr(self, name))} entries for {self.num_actions} action tokens")
         if len(self.group) != len(self.rewards):
@@ -225,6 +226,7 @@ def collate(groups: Iterable[Group], *, mask_truncated: bool = False, in_baselin
     counts = np.add.reduceat(sampled, begins)
     row_episode = np.array([number for number, _ in owned])
     episode = np.repeat(row_episode, counts)
+    group = np.array([number for number, _ in members])
     rewards = np.asarray([t.reward for _, t in members], dtype=np.float32)
     names = tuple(sorted({name for _, t in members for name in t.reward_parts}))
     parts = np.array([[t.reward_parts.get(name, 0.0) for _, t in members] for name in names], dtype=np.float32)
@@ -236,7 +238,8 @@ def collate(groups: Iterable[Group], *, mask_truncated: bool = False, in_baselin
         row=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)),
         episode=torch.from_numpy(episode),
         turn=torch.from_numpy(np.repeat(np.arange(len(turns)), sampled)),
-        group=torch.tensor([number for number, _ in members], dtype=torch.int64),
+        state=torch.from_numpy(np.repeat(_states(turns, np.repeat(group[row_episode], [len(row.turns) for row in rows])), sampled)),
+        group=torch.from_numpy(group),
         logprobs=torch.from_numpy(np.concatenate([turn.logprobs for turn in turns])),
         versions=torch.from_numpy(np.concatenate([turn.versions for turn in turns]).astype(np.int64)),
         token_rewards=torch.from_numpy(_token_rewards(turns, sampled, episode, rewards)),
@@ -246,6 +249,14 @@ def collate(groups: Iterable[Group], *, mask_truncated: bool = False, in_baselin
         baseline=_baseline(groups, [t for _, t in members]),
         **_taught(turns),
     )
+
+
+def _states(turns: Sequence[Turn], group: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Number the turns by group and the state that they began in, which is what the model read before it unless it has a name. # [T]."""
+    known: dict[tuple[int, object], int] = {}
+    read = ((turn.prompt_ids.tobytes(), *(each.image.key for each in turn.images)) for turn in turns)
+    keys = (prompt if turn.state_key is None else turn.state_key for turn, prompt in zip(turns, read, strict=True))
+    return np.array([known.setdefault(key, len(known)) for key in zip(group.tolist(), keys, strict=True)], dtype=np.int64)
 
 
 def _taught(turns: Sequence[Turn]) -> dict[str, Tensor]:
@@ -307,6 +318,7 @@ def advantage_inputs(batch: Batch, values: Tensor | None = None, kl: Tensor | No
         values=values,
         kl=kl,
         turn=batch.turn,
+        state=batch.state,
         parts=dict(zip(batch.part_names, batch.parts, strict=True)),
         baseline=batch.baseline,
     )

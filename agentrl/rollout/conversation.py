@@ -25,6 +25,7 @@ class Conversation:
         self.recorder, self._codec, self._settings = recorder, recorder.codec, recorder.settings
         self._context = recorder.open()
         self.sampling = sampling  # of the next turn
+        self.state_key: str | int | None = None  # name of the state that it begins in
         self.prompt: list[int] = []  # tokens to be read before the next turn
         self.text = ""  # all text up to the end of the last turn
         self.unanswered: Turn | None = None  # a sampled turn that the environment has not answered
@@ -145,7 +146,13 @@ class Conversation:
 
     def settle(self, turn: Turn, result: StepResult, answer: str) -> None:
         """Record the sampled turn, whose text without its end is `answer`, with what the environment said of it."""
-        settled = replace(turn, reward=result.reward + self._advance, reward_parts=dict(result.reward_parts), info=result.info)
+        settled = replace(
+            turn,
+            reward=result.reward + self._advance,
+            reward_parts=dict(result.reward_parts),
+            info=result.info,
+            state_key=None if self.state_key is None else str(self.state_key),
+        )
         self._context.append(settled, self.sampling.max_tokens)
         for name, value in result.reward_parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + value

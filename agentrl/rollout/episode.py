@@ -194,6 +194,7 @@ class Episode:
             for conversation in self._agents.values():
                 conversation.sampling = self._settings.changed_sampling(conversation.sampling, result.sampling, where)
         self._note(result.images, 0)
+        self._agents[agent].state_key = result.state_key
         await self._begin(agent, result.observation, (*task.images, *result.images))
 
     async def _begin(self, agent: str, observation: Prompt | None, images: Sequence[Any]) -> None:
@@ -223,6 +224,7 @@ class Episode:
             where = f"{self._agents_spec.env}.step (turn {self.number})"
             conversation.sampling = self._settings.changed_sampling(conversation.sampling, result.sampling, where)
         self._note(result.images, self.number + 1)
+        conversation.state_key = result.state_key
         if not conversation.turns:
             await self._begin(after, result.observation, result.images)
         elif result.observation is None:

@@ -127,6 +127,7 @@ def recorded_turn(turn: Mapping[str, Any], number: int = 0) -> Turn:
         text=str(turn["text"]),
         info=turn["info"],
         masked=str(turn.get("masked", "")),
+        state_key=turn.get("state_key"),
         branch_reason=str(turn.get("branch_reason", "")),
         helper=str(turn.get("helper", "")),
         rewritten=str(turn.get("rewritten", "")),
@@ -196,6 +197,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "info": dict(turn.info),
         **({"reward_parts": dict(turn.reward_parts)} if turn.reward_parts else {}),
         **({"masked": turn.masked} if turn.masked else {}),
+        **({"state_key": turn.state_key} if turn.state_key is not None else {}),
         **{name: text for name in ("branch_reason", "helper", "rewritten") if (text := getattr(turn, name))},
     }
 

@@ -17,7 +17,7 @@ from tests.unit.algo.chosen import estimator_options
 
 BALANCED = ["rloo", "group_norm", "dr_grpo"]
 LOCAL = [*BALANCED, "pass_at_k"]
-BY_LENGTH = ["opo", "turn_norm", "remax"]
+BY_LENGTH = ["opo", "turn_norm", "gigpo", "remax"]
 WHITENED = ["gae", "turn_gae", "reinforce", "reinforce_baseline"]
 
 

@@ -11,7 +11,7 @@ Rules that hold for all of them:
   without KL.
 * **Equal rewards.** A group whose rewards are all equal (for `group_norm`: but for rounding), or that has a single member, gets
   advantage 0 from `rloo`, `group_norm`, `dr_grpo` (and 0 before whitening from `reinforce_baseline`).
-* **Turns.** `turn_gae` and `turn_norm` know turns; for all others the tokens of an episode follow each other without a seam.
+* **Turns.** `turn_gae`, `turn_norm` and `gigpo` know turns; for all others the tokens of an episode follow each other without a seam.
 * **Ends.** An episode is over at its last action token, also when a budget cut it: nothing is bootstrapped.
 
 torch is imported when advantages are computed, so that a configuration can be checked without it.
@@ -30,6 +30,7 @@ from agentrl.algo.estimators import (
     dr_grpo,
     gae,
     gdpo,
+    gigpo,
     group_norm,
     opo,
     pass_at_k,
@@ -55,6 +56,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         "batch_std": batch_std.batch_std,
         "pass_at_k": pass_at_k.pass_at_k,
         "gdpo": gdpo.gdpo,
+        "gigpo": gigpo.gigpo,
         "remax": remax.remax,
         "distillation": distillation.distillation,
     }

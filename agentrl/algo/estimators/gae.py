@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agentrl.algo.advantages import AdvantageInputs, Advantages, DiscountedOptions
 from agentrl.algo.facts import advantage_estimator
-from agentrl.algo.statistics import next_in_segment, reverse_discounted_cumsum
+from agentrl.algo.statistics import next_in_segment, reverse_discounted_cumsum, segment_count
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Fraction
+from agentrl.core.settings import Fraction, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,21 +19,29 @@ if TYPE_CHECKING:
 class GaeOptions(DiscountedOptions):
     """Options of `gae` and `turn_gae`."""
 
-    gae_lambda: Fraction = 1.0
-    """Lambda of ``gae``: 1 has no bias from the critic, lower has less variance."""
+    gae_lambda: Fraction | Literal["adaptive"] = 1.0
+    """Lambda of ``gae``: 1 has no bias from the critic, lower has less variance. ``adaptive``: 1 - 1 / (``--gae-alpha`` x length of the
+    episode), as in VAPO, and at least 0."""
+    gae_alpha: Positive = 0.05
+    """With ``--gae-lambda adaptive``: how fast lambda comes near to 1 in long episodes."""
+    critic_lambda: Fraction | Literal["same"] = "same"
+    """Lambda of the targets of the critic, where it is another one than that of the advantages; 1 in VAPO: what was earned."""
 
 
 @advantage_estimator(options=GaeOptions, needs_critic=True, whitens=True, charges_kl=True)
 def gae(inputs: AdvantageInputs, options: GaeOptions) -> Advantages:
     """Generalised advantage estimation over the action tokens of an episode, whitened (arXiv:1506.02438).
 
-    ``d[t] = r[t] + gamma V[t+1] - V[t]``, ``A[t] = d[t] + gamma lambda A[t+1]``, ``returns = A + V`` before whitening.
+    ``d[t] = r[t] + gamma V[t+1] - V[t]``, ``A[t] = d[t] + gamma lambda A[t+1]``, ``returns = A + V`` before whitening. The returns may have
+    a lambda of their own (VC-PPO, arXiv:2503.01491), and lambda may depend on the length of the episode (VAPO, arXiv:2504.05118).
     """
     if inputs.values is None:
         raise ConfigError("--advantage-estimator", "gae", "needs the values of a critic", "Train with a critic or choose another estimator")
     deltas = inputs.clipped_token_rewards(options) + options.gamma * inputs.next_token(inputs.values) - inputs.values
-    advantages = inputs.sum_ahead(deltas, options.gamma * options.gae_lambda)
-    return Advantages(advantages=advantages, returns=advantages + inputs.values)
+    length = segment_count(inputs.episode, len(inputs.rewards))
+    advantages = inputs.sum_ahead(deltas, _decay(options, length))
+    ahead = advantages if options.critic_lambda == "same" else inputs.sum_ahead(deltas, options.gamma * options.critic_lambda)
+    return Advantages(advantages=advantages, returns=ahead + inputs.values)
 
 
 @advantage_estimator(options=GaeOptions, needs_critic=True, whitens=True, charges_kl=True)
@@ -47,9 +55,20 @@ def turn_gae(inputs: AdvantageInputs, options: GaeOptions) -> Advantages:
     turns = inputs.turns(options)
     values, rewards = inputs.values[turns.start].double(), turns.rewards - _paid_by_turns(inputs, turns.of_token, len(turns.start))
     deltas = rewards + options.gamma * next_in_segment(values, turns.episode) - values
-    advantages = reverse_discounted_cumsum(deltas, turns.episode, options.gamma * options.gae_lambda)
+    length = segment_count(turns.episode, len(inputs.rewards))
+    advantages = reverse_discounted_cumsum(deltas, turns.episode, _decay(options, length))
+    ahead = advantages
+    if options.critic_lambda != "same":
+        ahead = reverse_discounted_cumsum(deltas, turns.episode, options.gamma * options.critic_lambda)
     dtype = inputs.token_rewards.dtype
-    return Advantages(advantages=advantages.to(dtype)[turns.of_token], returns=(advantages + values).to(dtype)[turns.of_token])
+    return Advantages(advantages=advantages.to(dtype)[turns.of_token], returns=(ahead + values).to(dtype)[turns.of_token])
+
+
+def _decay(options: GaeOptions, length: Tensor) -> float | Tensor:
+    """Discount of what is ahead, of which there is one for each episode where lambda depends on its length. # [E]."""
+    if options.gae_lambda != "adaptive":
+        return options.gamma * options.gae_lambda
+    return options.gamma * (1.0 - 1.0 / (options.gae_alpha * length.clamp(min=1).double())).clamp(min=0.0).float()
 
 
 def _paid_by_turns(inputs: AdvantageInputs, of_token: Tensor, turns: int) -> Tensor:

@@ -44,6 +44,7 @@ def single(token_rewards: list[float], **extra: torch.Tensor) -> AdvantageInputs
         ("batch_std", [1, -1, 0, 0]),
         ("pass_at_k", [1.4142, 0, 0, 0]),
         ("turn_norm", [0.7071, -0.7071, 0, 0]),
+        ("gigpo", [1.4142, -1.4142, 0, 0]),
     ],
 )
 def test_golden_values(name: str, expected: list[float]) -> None:

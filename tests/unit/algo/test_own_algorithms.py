@@ -15,6 +15,7 @@ from agentrl.algo.corrections import CORRECTIONS, correction_facts
 from agentrl.algo.estimators import ESTIMATORS, estimator_facts, find_estimator
 from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.estimators.gdpo import GdpoOptions
+from agentrl.algo.estimators.gigpo import GigpoOptions
 from agentrl.algo.estimators.pass_at_k import PassAtKOptions
 from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts
 from agentrl.algo.filters import dynamic_filter, find_filter
@@ -105,14 +106,15 @@ def test_the_facts_of_built_in_algorithms() -> None:
     assert {name for name, facts in stated.items() if not facts.compares_group} == {"gae", "turn_gae", "reinforce", "distillation", "remax"}
     assert {name for name, facts in stated.items() if facts.needs_teacher} == {"distillation"}
     assert {name for name, facts in stated.items() if facts.greedy_baseline} == {"remax"}
-    assert {name for name, facts in stated.items() if facts.token_baseline} == {"opo", "turn_norm"}
+    assert {name for name, facts in stated.items() if facts.token_baseline} == {"opo", "turn_norm", "gigpo"}
     assert {name for name, facts in stated.items() if facts.whitens} == {"gae", "turn_gae", "reinforce", "reinforce_baseline", "gdpo"}
-    discounted = {"gae", "turn_gae", "turn_norm", "reinforce", "reinforce_baseline"}
+    discounted = {"gae", "turn_gae", "turn_norm", "gigpo", "reinforce", "reinforce_baseline"}
     assert {name for name, facts in stated.items() if facts.discounts} == discounted
     assert {name: facts.options for name, facts in stated.items() if facts.options is not AdvantageOptions} == {
         **dict.fromkeys(("gae", "turn_gae"), GaeOptions),
         **dict.fromkeys(("reinforce", "reinforce_baseline", "turn_norm"), DiscountedOptions),
         "pass_at_k": PassAtKOptions,
+        "gigpo": GigpoOptions,
         "gdpo": GdpoOptions,
     }
     assert {name for name, facts in stated.items() if facts.length_neutral} == {"dr_grpo"}
