@@ -28,15 +28,19 @@ SLACK_S = 0.25
 
 @pytest.mark.timeout(120)
 def test_no_load_stalls_the_loop() -> None:
-    names = ["small requests, 64 at once", "streams, 64 at once", "100 MB bodies", "31 MB of blanks", "20 tools nested 900 deep"]
-    names += ["2 MB of text", "torn connections"]
+    expected = {"small requests, 64 at once": {200}, "streams, 64 at once": {200}, "100 MB bodies": {413}, "31 MB of blanks": {400}}
+    expected |= {"20 tools nested 900 deep": {200}, "2 MB of text": {400}, "torn connections": set()}
     loads = {name: (min(count, 2) or 0, make, 1) for name, (count, make, times) in endpoint_load.LOADS.items()}
+    slow = list(expected)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint_load, "LOADS", loads)
-        found = endpoint_load.run(names, 30, told=lambda line: None)
-    statuses = {name: set(counts) for name, (counts, _) in found.items()}
-    assert statuses == dict(zip(names, ({200}, {200}, {413}, {400}, {200}, {400}, set()), strict=True))
-    assert max(stall_s for _, stall_s in found.values()) < SLACK_S
+        for _ in range(3):  # other processes delay a loop too: a stall that belongs to a load comes again
+            found = endpoint_load.run(slow, 30, told=lambda line: None)
+            assert {name: set(counts) for name, (counts, _) in found.items()} == {name: expected[name] for name in slow}
+            slow = [name for name, (_, stall_s) in found.items() if stall_s >= SLACK_S]
+            if not slow:
+                return
+    pytest.fail(f"longer than {SLACK_S} s, three times: {slow}")
 
 
 TEXT = "one two,  three\n\n" * 200
