@@ -82,9 +82,9 @@ class AdvantageInputs:
     values: Tensor | None = None
     kl: Tensor | None = None
     turn: Tensor | None = None
-    state: Tensor | None = None
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     baseline: Tensor | None = None
+    state: Tensor | None = None
 
     def __post_init__(self) -> None:
         per_token = {"episode": self.episode, "values": self.values, "kl": self.kl, "turn": self.turn, "state": self.state}

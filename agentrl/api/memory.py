@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import subprocess
-from pathlib import Path
 from typing import Literal
 
 from agentrl.config.model_shape import read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
+from agentrl.core.operating_system import container_limit
 from agentrl.core.process import cuda_torch, num_gpus
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, make_plan
@@ -79,10 +79,7 @@ def _longest(config: TrainConfig) -> Workload:
 
 def host_bytes() -> float:
     """Return the CPU memory of this machine, or of the container that it is."""
-    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with contextlib.suppress(OSError, ValueError):
-        total = min(total, float(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return total
+    return min(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), container_limit("memory.max") or math.inf)
 
 
 def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 import sysconfig
 import time
 import tracemalloc
@@ -15,6 +13,7 @@ import psutil
 from agentrl.check.context import Context
 from agentrl.check.findings import NO_TIME
 from agentrl.check.play import CheckedEpisode, repeating
+from agentrl.core.operating_system import held_alone_bytes, on_linux
 from agentrl.env.isolation import system
 
 KIB = 2**10
@@ -26,14 +25,13 @@ LEAK_BYTES = 4 * KIB
 """Bytes that an episode adds in each round, if they count as a leak."""
 ROUND_S = 1.0
 FRAMES = 12
-_ROLLUP = Path("/proc/self/smaps_rollup")
 _ELSEWHERE = (str(Path(__file__).parents[1]), f"{sysconfig.get_path('stdlib')}/", "<")
 
 
 async def check_memory(context: Context) -> None:
     """Play the longest episode again and again, and report memory that grows each time."""
     longest = max(context.good(), key=lambda played: len(played.turns), default=None)
-    if longest is None or sys.platform != "linux" or context.report.has(*LEAKS):  # what leaks holds memory, too
+    if longest is None or not on_linux() or context.report.has(*LEAKS):  # what leaks holds memory, too
         return
     begin = time.monotonic()
     await _play(context, longest, 1)
@@ -57,20 +55,13 @@ async def check_memory(context: Context) -> None:
 def held_bytes() -> int:
     """Return the memory that this process holds alone, once what is free has been given back to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    try:
-        fields = dict(line.split(":") for line in _ROLLUP.read_text(encoding="ascii").splitlines()[1:])
-        return int(fields["Anonymous"].split()[0]) * KIB
-    except (OSError, KeyError):
-        return int(psutil.Process().memory_info().rss)
+    return held_alone_bytes()
 
 
 def limit_memory(mib: int) -> int:
     """Limit the memory that this process takes from now on, and return the limit in MiB; 0: half of what is free."""
     limit = mib or int(psutil.virtual_memory().available / 2) // system.MIB
-    if sys.platform == "linux":
+    if on_linux():
         system.limit_memory(limit)
     return limit
 

@@ -22,6 +22,7 @@ import psutil
 
 from agentrl.check.findings import Report
 from agentrl.check.witness import Witness, restore_torch, torch_changes, torch_state
+from agentrl.core.operating_system import waited_for_cpu_s
 from agentrl.core.streams import STREAMS, closed_streams, open_stream
 from agentrl.env.agent import AgentClass, AgentInstance
 
@@ -330,22 +331,13 @@ class _Clocks:
 
     @classmethod
     def now(cls) -> _Clocks:
-        return cls(time.perf_counter(), time.thread_time(), _queued_s())
+        return cls(time.perf_counter(), time.thread_time(), waited_for_cpu_s())
 
     def held(self) -> tuple[float, float]:
         """Return seconds since then in which user code computed or waited for something, and those of them on a CPU."""
         now = _Clocks.now()
         computed = now.cpu_s - self.cpu_s
         return max(now.wall_s - self.wall_s - (now.queued_s - self.queued_s), computed), computed
-
-
-def _queued_s() -> float:
-    """Return the seconds that this thread has waited for a CPU, or 0.0 where the kernel does not tell."""
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) / 1e9
-    except OSError:
-        return 0.0
 
 
 @types.coroutine

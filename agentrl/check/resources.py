@@ -9,19 +9,18 @@ import inspect
 import os
 import threading
 import time
-from pathlib import Path
 
 import psutil
 
 from agentrl.check.context import Context
 from agentrl.check.findings import NO_TIME
 from agentrl.check.play import TextEpisode, repeating
+from agentrl.core.operating_system import descriptors_folder, on_linux
 from agentrl.core.types import Task
 from agentrl.env.isolation.leftovers import command_lines, listed
 
 ROUNDS = 3
 SETTLE_S = 0.3
-DESCRIPTORS = Path("/proc/self/fd")
 
 
 async def check_resources(context: Context) -> None:
@@ -131,11 +130,11 @@ def _counts() -> dict[str, int]:
 
 def _descriptors() -> tuple[int, int]:
     """Open files and open sockets; where the system does not tell them apart, all of them count as files."""
-    if not DESCRIPTORS.is_dir():
+    if not on_linux():
         return psutil.Process().num_fds(), 0
     targets: list[str] = []
-    for name in os.listdir(DESCRIPTORS):
+    for link in descriptors_folder().iterdir():
         with contextlib.suppress(OSError):
-            targets.append(os.readlink(DESCRIPTORS / name))
+            targets.append(os.readlink(link))
     sockets = sum(target.startswith("socket:") for target in targets)
     return len(targets) - sockets, sockets

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentrl.cli.words import command_of, read, word
 from agentrl.core.errors import ConfigError
+from agentrl.core.operating_system import on_linux
 from agentrl.core.settings import Port
 
 REDIRECT_S = 20.0
@@ -80,4 +81,4 @@ def _open(address: str) -> None:
 
 def _has_browser() -> bool:
     """Return True if a browser with a window can be opened: not on a machine without a display, nor in one of its text browsers."""
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return not on_linux() or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

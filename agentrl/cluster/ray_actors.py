@@ -22,8 +22,8 @@ from agentrl.cluster.build import build_learner_rank, build_worker
 from agentrl.cluster.joining import Site
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import AgentRLError, CheckpointError, ClusterError, EngineDeadError, LearnerDeadError
-from agentrl.core.files import memory_root
 from agentrl.core.manifest import FileEntry, shares
+from agentrl.core.operating_system import memory_root
 from agentrl.core.process import LOOPBACK, describe_process
 from agentrl.core.protocols import Engine, EngineStats, GroupRef, Membership, Memory, TrainResult, WeightUpdate
 from agentrl.core.scoring import Scorer

@@ -358,7 +358,7 @@ class RayRuntime:
             with contextlib.suppress(Exception):
                 ray.util.remove_placement_group(group)
         ray.shutdown()
-        if (mark := os.environ.get(MARK)) and sys.platform == "linux":
+        if mark := os.environ.get(MARK):
             end_processes(orphans(f"{MARK}={mark}"))
         self._remove_folder()
 

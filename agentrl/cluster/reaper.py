@@ -71,11 +71,9 @@ def members(mark: str, folders: Sequence[str]) -> set[psutil.Process]:
 
 
 def _uses(process: psutil.Process, folders: Sequence[str]) -> bool:
-    links = Path(f"/proc/{process.pid}/fd")
-    if not links.exists():
-        return any(file.path.startswith(folder) for file in process.open_files() for folder in folders)
-    targets = [os.readlink(link) for link in links.iterdir()]
-    return any(target.startswith(f"{folder}/") for target in targets for folder in folders)
+    from agentrl.core.operating_system import open_paths
+
+    return any(path.startswith(f"{folder}/") for path in open_paths(process.pid) for folder in folders)
 
 
 def reap(mark: str, folders: Sequence[str], give_up_s: float = GIVE_UP_S) -> None:
@@ -91,7 +89,8 @@ def reap(mark: str, folders: Sequence[str], give_up_s: float = GIVE_UP_S) -> Non
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(ImportError):  # weights in shared memory, which the learner could not remove
-        from agentrl.core.files import memory_root, remove_abandoned
+        from agentrl.core.files import remove_abandoned
+        from agentrl.core.operating_system import memory_root
 
         remove_abandoned(memory_root())
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +128,7 @@ class LocalRuntime:
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""
         self._watch = BlockWatch()
-        self._leftovers = Leftovers() if sys.platform == "linux" else None
+        self._leftovers = Leftovers()
         os.environ.update(worker_environment(self._config))
         if isinstance(self._config, TrainConfig):
             self._on_stage("loading learner")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +26,7 @@ from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core import sandboxes
 from agentrl.core.errors import ConfigError
+from agentrl.core.operating_system import require_linux
 from agentrl.core.paths import absolute_names
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
@@ -102,8 +101,8 @@ def _limits_have_processes(config: PlaySettings) -> None:
 
 
 def _processes_can_be_held(config: PlaySettings) -> None:
-    if config.isolation.env_isolation == "process" and sys.platform != "linux":
-        raise ConfigError("--env-isolation", "process", f"needs Linux, and this is {sys.platform}", "Leave it out, or use a container.")
+    if config.isolation.env_isolation == "process":
+        require_linux("--env-isolation", "process", "Leave it out, or use a container.")
 
 
 def _passed_are_names(config: PlaySettings) -> None:
@@ -135,9 +134,10 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
     if has_wall and is_https and chosen.sandbox_network == "endpoint":
         problem = "gives programs the endpoint under an address of loopback, which no certificate is for"
         raise ConfigError("--sandbox-network", "endpoint", problem, "Choose --sandbox-network all, or an endpoint without HTTPS.")
-    programs, remedy = HOLDERS.get("container" if is_contained else chosen.sandbox, ((), ""))
-    is_needed = agent.startswith(PROGRAMS) and not config.run.ray_address
-    if programs and is_needed and not any(map(shutil.which, programs)):
+    kind = "container" if is_contained else chosen.sandbox
+    is_needed = kind in sandboxes.HOLDERS and agent.startswith(PROGRAMS) and not config.run.ray_address
+    if is_needed and not sandboxes.has_holder(kind):
+        programs, remedy = sandboxes.HOLDERS[kind]
         problem = f"{config.run.agent} runs programs, and there is no {' or '.join(programs)}"
         raise ConfigError("--sandbox", chosen.sandbox, problem, remedy)
     for path in chosen.sandbox_read:
@@ -161,11 +161,6 @@ def _remote_sandboxes_can_be_reached(config: PlaySettings) -> None:
         raise ConfigError("--sandbox", "remote", problem, "Choose --sandbox local or container.")
 
 
-HOLDERS = {
-    "local": ((sandboxes.BUBBLEWRAP,), sandboxes.BUBBLEWRAP_REMEDY),
-    "container": (sandboxes.CONTAINERS, sandboxes.CONTAINERS_REMEDY),
-}
-"""Programs of which one holds the sandboxes of a kind, and what to do where there is none."""
 PROGRAMS = ("command:", "harbor:", "harness:")
 """Agents that are programs, which always need a sandbox."""
 HARNESS = "harness:"

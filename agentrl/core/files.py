@@ -143,12 +143,6 @@ def complete_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def memory_root() -> Path:
-    """Return a directory whose files stay in memory: shared memory if there is any, else the one for temporary files."""
-    memory = Path("/dev/shm")
-    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-
-
 def owned_directory(root: Path) -> tuple[Path, int]:
     """Make a directory under `root` that is this process's as long as it lives.
 

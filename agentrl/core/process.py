@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, Literal, TypeVar, cast
 
 from agentrl.core.errors import ConfigError
+from agentrl.core.operating_system import first_outgoing_port, nvidia_devices
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ def cuda_device_count() -> int:
 
     The driver lists them under ``/proc``, but not on WSL2 and in gVisor; NVML counts them there, and PyTorch if it is loaded already.
     """
-    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or _nvml_device_count()
+    present = nvidia_devices() or _nvml_device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         present = min(present, len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")]))
@@ -174,7 +175,6 @@ def handling_signals(handle: Callable[[int], object]) -> Iterator[None]:
 
 
 _FIRST_PORT = 20_000
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(host: str) -> int:
@@ -182,10 +182,7 @@ def free_port(host: str) -> int:
 
     It lies below those that Linux gives to outgoing connections, as one of these could take it before it is listened on.
     """
-    try:
-        below = int(_PORT_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        below = 0
+    below = first_outgoing_port()
     ports = [_FIRST_PORT + secrets.randbelow(below - _FIRST_PORT) for _ in range(100)] if below > _FIRST_PORT else []
     for port in ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -224,22 +221,6 @@ def without_main() -> Iterator[None]:
         yield
     finally:
         spawn.get_preparation_data = prepare
-
-
-_SET_DEATH_SIGNAL = 1
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the system kill the calling process when its parent ends, however that comes; on Linux only.
-
-    Args:
-        parent: Process id that the parent had when it started this process; if it has ended by now, so does this process.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 MAX_FRAMES = 40

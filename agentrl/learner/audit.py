@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from agentrl.config.model_shape import text_part
 from agentrl.core.metrics import MetricSums
+from agentrl.core.operating_system import free_bytes
 from agentrl.core.types import derive_seed
 from agentrl.learner.attention import rows_are_separated, separate_rows
 from agentrl.learner.batch import Batch
@@ -155,9 +155,7 @@ def _free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
-    table = Path("/proc/meminfo")
-    lines = table.read_text(encoding="ascii").splitlines() if table.is_file() else []  # nowhere but on Linux
-    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), math.inf)
+    return free_bytes()
 
 
 def _load(policy: PolicyModel, settings: LearnerSettings, device: torch.device) -> PolicyModel:

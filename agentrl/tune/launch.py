@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from agentrl.core.process import LOOPBACK, cuda_device_count, end_with_parent, free_port, handling_signals
+from agentrl.core.operating_system import end_with_parent
+from agentrl.core.process import LOOPBACK, cuda_device_count, free_port, handling_signals
 from agentrl.tune.settings import TuneConfig
 
 if TYPE_CHECKING:

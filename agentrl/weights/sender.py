@@ -16,7 +16,8 @@ from torch import Tensor
 
 from agentrl.config.lora import CONFIG_FILE, WEIGHTS_FILE
 from agentrl.core.errors import WeightSyncError
-from agentrl.core.files import memory_root, owned_directory, remove_abandoned
+from agentrl.core.files import owned_directory, remove_abandoned
+from agentrl.core.operating_system import memory_root
 from agentrl.core.protocols import Membership, WeightUpdate
 
 NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]

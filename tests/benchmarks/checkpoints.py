@@ -27,8 +27,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from agentrl.core.files import memory_root
 from agentrl.core.manifest import MAX_THREADS, flush_files
+from agentrl.core.operating_system import memory_root
 from tests.e2e.runs import ENVS, ROOT
 
 RATE = "AGENTRL_BENCHMARK_MB_PER_S"

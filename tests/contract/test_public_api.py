@@ -99,10 +99,10 @@ NAMES = [
     "verifiers",
 ]
 FIELDS = {
-    "ResetResult": ["observation", "info", "sampling", "images", "agent", "observations"],
+    "ResetResult": ["observation", "info", "sampling", "images", "agent", "observations", "state_key"],
     "StepResult": [
         *("reward", "observation", "terminated", "truncated", "score", "info", "sampling", "reward_parts", "images"),
-        *("agent", "rewards", "scores"),
+        *("agent", "rewards", "scores", "state_key"),
     ],
     "Task": ["prompt", "label", "id", "images", "seed", "metadata", "position", "epoch"],
 }
@@ -167,7 +167,7 @@ def test_signatures_of_algorithms() -> None:
     }
     assert {name: list(inspect.signature(getattr(agentrl, name)).parameters)[1:] for name in signatures} == signatures
     fields = {
-        "AdvantageInputs": ["token_rewards", "episode", "group", "rewards", "values", "kl", "turn", "parts", "baseline"],
+        "AdvantageInputs": ["token_rewards", "episode", "group", "rewards", "values", "kl", "turn", "parts", "baseline", "state"],
         "AdvantageOptions": ["advantage_std_norm", "reward_clip_range"],
         "Advantages": ["advantages", "returns"],
         "LossInputs": ["new", "old", "advantages", "sequence", "selected", "seed"],

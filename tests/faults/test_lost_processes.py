@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.core.files import memory_root
+from agentrl.core.operating_system import memory_root
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
 from tests.e2e.test_endings import family, running, wait_for_a_step
 from tests.faults.report import Saw

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from agentrl.core.files import memory_root
-from agentrl.core.process import end_with_parent
+from agentrl.core.operating_system import end_with_parent, memory_root
 from agentrl.doctor.machine.findings import Finding, Level, judged
 from agentrl.weights.channels import CudaHandles, Handles, SharedBuffers
 from agentrl.weights.digests import digest

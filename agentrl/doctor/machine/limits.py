@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
 from agentrl.core.disk import size_text
+from agentrl.core.operating_system import CGROUP, clock_is_kept, on_linux, usable_cores
 from agentrl.core.paths import cache_folder
 from agentrl.core.process import LOOPBACK, own_address
 from agentrl.doctor.machine.findings import Finding, Level, judged
@@ -35,8 +34,6 @@ SKEW_S = 2.0
 ANSWER_S = 3.0
 BUSY = 1.5
 """Programs per core that want to run, from which measured times say little about the machine."""
-_UNSYNCHRONISED = 5
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def limits() -> Iterator[Finding]:
@@ -44,7 +41,7 @@ def limits() -> Iterator[Finding]:
     yield processors()
     yield load()
     yield memory()
-    if sys.platform == "linux":
+    if on_linux():
         yield shared_memory()
     yield open_files()
     yield processes()
@@ -69,8 +66,8 @@ def used_folders() -> Iterator[tuple[str, Path]]:
 
 def processors() -> Finding:
     """Cores that this process may use, by its affinity and the limit of its container."""
-    usable, present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, os.cpu_count() or 1
-    quota = _quota(_CGROUP)
+    usable, present = usable_cores(), os.cpu_count() or 1
+    quota = _quota(CGROUP)
     cores = min(float(usable), quota) if quota else float(usable)
     found = f"{cores:g} of {present} cores"
     remedy = "Give the container whole cores (docker run --cpus), or set OMP_NUM_THREADS to the cores that it has."
@@ -93,7 +90,7 @@ def load() -> Finding:
     return judged(PART, "load", f"{wanted:.1f} on {present} cores", warning=wanted > BUSY * present, remedy=remedy)
 
 
-def memory(cgroup: Path = _CGROUP) -> Finding:
+def memory(cgroup: Path = CGROUP) -> Finding:
     """Memory that is free, within the limit of the container."""
     machine = psutil.virtual_memory()
     free, total = float(machine.available), float(machine.total)
@@ -124,7 +121,7 @@ def open_files() -> Finding:
     return judged(PART, "open files", f"{soft:,}", wrong=soft < 1024, warning=soft < OPEN_FILES, remedy=remedy)
 
 
-def processes(cgroup: Path = _CGROUP) -> Finding:
+def processes(cgroup: Path = CGROUP) -> Finding:
     """Processes and threads that this user or container may start."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     allowed = [] if soft == resource.RLIM_INFINITY else [soft]
@@ -187,19 +184,7 @@ def clock_source(newest: float | None = None, now: Callable[[], float] = time.ti
         found = f"{behind:,.0f} s before the date of agentrl's own files"
         return Finding(part=PART, name="clock", level=Level.WRONG, found=found, remedy=remedy)
     states = {True: "synchronised", False: "not synchronised by the kernel", None: "after the date of agentrl's own files"}
-    return Finding(part=PART, name="clock", found=states[_kernel_clock()])
-
-
-def _kernel_clock() -> bool | None:
-    """Return True if the kernel's clock follows a time server; `None` where it cannot be asked."""
-    if sys.platform != "linux":
-        return None
-    try:
-        library: Any = ctypes.CDLL(None, use_errno=True)
-        state = library.adjtimex(ctypes.create_string_buffer(512))
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else bool(state != _UNSYNCHRONISED)
+    return Finding(part=PART, name="clock", found=states[clock_is_kept()])
 
 
 def listening(address: str, name: str) -> Finding:

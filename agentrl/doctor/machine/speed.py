@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import platform
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from agentrl.core.operating_system import processor_name
 from agentrl.doctor.machine.devices import peers, smi
 from agentrl.doctor.machine.findings import Finding, judged
 from agentrl.profile.rates import Rates
@@ -32,12 +31,7 @@ def device_name(device: torch.device) -> str:
     """Return the name of a GPU, or of the processor."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return f"{model[1].strip() if model else platform.processor() or platform.machine()}, {counted(torch.get_num_threads(), 'thread')}"
+    return f"{processor_name()}, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def speed(device: torch.device) -> Iterator[Finding | Rates]:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from agentrl.core.process import end_with_parent
+from agentrl.core.operating_system import end_with_parent
 from agentrl.doctor.machine.findings import Finding, Level
 from agentrl.profile.rates import Rates
 

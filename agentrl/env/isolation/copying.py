@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -112,7 +112,12 @@ def _begin(play: Callable[[], NoReturn], numbers: tuple[object, ...], read: int,
         os._exit(1)
 
 
-def let_go(before: Holdings, after: Holdings, keep: int) -> None:
+def places() -> dict[int, int]:
+    """Return where each open file is read next; to be asked for before there are copies, as the original soon reads on."""
+    return {number: os.lseek(number, 0, os.SEEK_CUR) for number in _descriptors() if stat.S_ISREG(os.fstat(number).st_mode)}
+
+
+def let_go(before: Holdings, after: Holdings, keep: int, read: Mapping[int, int]) -> None:
     """In a copy: close what the original talks through, and open its files anew, at the same places.
 
     The numbers stay in use, so that nothing that closes itself later closes something else.
@@ -121,19 +126,18 @@ def let_go(before: Holdings, after: Holdings, keep: int) -> None:
         before: What the original was started with.
         after: What it held before user code ran in it: also sockets, and what its event loop waits with.
         keep: Descriptor that the copy talks through.
+        read: `places` of the original.
     """
     with open(os.devnull, "rb+", buffering=0) as nothing:
         for descriptor in after.descriptors - before.descriptors - {keep}:
             with contextlib.suppress(OSError):
                 os.dup2(nothing.fileno(), descriptor)
-    for descriptor in set(_descriptors()) - after.descriptors:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            place = os.lseek(descriptor, 0, os.SEEK_CUR)
-            inherited = os.get_inheritable(descriptor)
-            own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-            os.lseek(own, place, os.SEEK_SET)
-            os.dup2(own, descriptor, inheritable=inherited)
-            os.close(own)
+    for descriptor in read.keys() - after.descriptors:
+        inherited = os.get_inheritable(descriptor)
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        os.lseek(own, read[descriptor], os.SEEK_SET)
+        os.dup2(own, descriptor, inheritable=inherited)
+        os.close(own)
 
 
 def _descriptors() -> list[int]:

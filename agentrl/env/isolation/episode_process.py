@@ -14,7 +14,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from logging.handlers import QueueHandler
@@ -28,7 +28,7 @@ from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.isolation import system, wire
-from agentrl.env.isolation.copying import Holdings, check_copy, let_go, spawn
+from agentrl.env.isolation.copying import Holdings, check_copy, let_go, places, spawn
 from agentrl.env.isolation.system import ProcessLimits
 
 CLEAN = 173
@@ -202,7 +202,8 @@ def _play(connection: socket.socket, lane: socket.socket | None, process: Episod
         try:
             check_copy(f"{process.where}.snapshot", held.and_open(descriptors), loop, process.tasks)
             flush_output()
-            pids = [spawn(partial(_be_copy, descriptor, descriptors, process, started, held)) for descriptor in descriptors]
+            play = partial(_be_copy, descriptors, process, started, held, places())
+            pids = [spawn(partial(play, descriptor)) for descriptor in descriptors]
             answer = wire.encode_copies(pids)
         except (EnvError, OSError) as error:
             answer = wire.encode_error(error if isinstance(error, EnvError) else EnvError(f"{process.where}.snapshot: {error}"))
@@ -211,14 +212,16 @@ def _play(connection: socket.socket, lane: socket.socket | None, process: Episod
         channel.write(answer, order.number)
 
 
-def _be_copy(descriptor: int, descriptors: list[int], process: EpisodeProcess, started: Holdings, held: Holdings) -> NoReturn:
+def _be_copy(
+    descriptors: list[int], process: EpisodeProcess, started: Holdings, held: Holdings, read: Mapping[int, int], descriptor: int
+) -> NoReturn:
     """Be a copy of the process of an episode; called once, right after the fork."""
 
     def play() -> None:
         for other in descriptors:
             if other != descriptor:
                 os.close(other)
-        let_go(started, held.and_open([descriptor]), keep=descriptor)
+        let_go(started, held.and_open([descriptor]), keep=descriptor, read=read)
         system.become("agentrl-env", death_signal=signal.SIGKILL)
         _play(socket.socket(fileno=descriptor), None, process.copied())
 

@@ -11,12 +11,11 @@ import contextlib
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from agentrl.core.process import end_with_parent
+from agentrl.core.operating_system import end_with_parent, on_linux
 from agentrl.env.isolation import system
 from agentrl.env.isolation.leftovers import command_line, command_lines, family, is_helper, listed
 
@@ -34,7 +33,7 @@ def stand_by(*, gently: bool = True) -> None:
     Args:
         gently: Hand signals on to the child. If not, SIGTERM or the end of the parent kills the child and all that it started.
     """
-    if sys.platform != "linux":
+    if not on_linux():
         return
     guardian = os.getpid()
     child = os.fork()

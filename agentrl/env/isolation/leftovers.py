@@ -10,6 +10,8 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable
 
+import psutil
+
 from agentrl.env.isolation import system
 
 _log = logging.getLogger(__name__)
@@ -76,8 +78,8 @@ def is_helper(line: str) -> bool:
 
 def command_line(pid: int) -> str:
     """Return the words of a process; of one that shows none, as a thread of the kernel or one that is gone, its id."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return " ".join(file.read().decode(errors="replace").split("\0")).strip() or f"process {pid}"
+    with contextlib.suppress(psutil.Error, OSError):
+        return " ".join(psutil.Process(pid).cmdline()).strip() or f"process {pid}"
     return f"process {pid}"
 
 

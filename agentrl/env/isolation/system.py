@@ -1,4 +1,6 @@
-"""Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
+"""Calls of the operating system: limits and environment of an episode's process, and all its descendants, also detached ones.
+
+Some of it is Linux only: where it is missing, processes have fewer limits, and those that lost their parents are adopted by the system.
 
 Run as ``python -I -S system.py LIMITS OWNER TELL PORT PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the
 program, so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 MIB = 2**20
+LINUX = os.environ.get("AGENTRL_ASSUME_SYSTEM", sys.platform) == "linux"
 
 PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM", "TMPDIR", "XDG_*_HOME"),
@@ -74,9 +77,10 @@ def apply(limits: ProcessLimits) -> None:
 
 def limit_memory(mib: int) -> None:
     """Limit what the calling process takes from now on. Data counts, not address space, much of which is only reserved."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        data = int(file.read().split()[5]) * _PAGE
-    _limit(resource.RLIMIT_DATA, data + mib * MIB)
+    if LINUX:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            data = int(file.read().split()[5]) * _PAGE
+        _limit(resource.RLIMIT_DATA, data + mib * MIB)
 
 
 def begin_cpu_time(cpu_s: float) -> None:
@@ -136,14 +140,17 @@ class ProcessInfo(NamedTuple):
 
 def become(name: str, *, death_signal: int) -> None:
     """Name the calling process, adopt what its descendants leave behind, and be sent `death_signal` when its parent ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_SET_NAME, name.encode(), 0, 0, 0)
-    libc.prctl(_SET_DEATH_SIGNAL, death_signal, 0, 0, 0)
-    adopt_orphans()
+    if LINUX:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_SET_NAME, name.encode(), 0, 0, 0)
+        libc.prctl(_SET_DEATH_SIGNAL, death_signal, 0, 0, 0)
+        adopt_orphans()
 
 
 def adopt_orphans(adopted: bool = True) -> None:
     """Have the calling process be the parent of descendants that lose theirs, or no longer."""
+    if not LINUX:
+        raise OSError(errno.ENOSYS, "processes are not adopted on this operating system")
     if ctypes.CDLL(None, use_errno=True).prctl(_SET_SUBREAPER, int(adopted), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -168,7 +175,12 @@ def collect() -> dict[int, int]:
 
 def processes() -> dict[int, ProcessInfo]:
     """Every process that is visible, by its id."""
-    table = {}
+    table: dict[int, ProcessInfo] = {}
+    if not LINUX:
+        for line in _listed("pid=,ppid=,state=,rss="):
+            pid, parent, state, resident = line.split()
+            table[int(pid)] = ProcessInfo(int(parent), state[0], int(resident) * 1024)
+        return table
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
@@ -179,6 +191,8 @@ def processes() -> dict[int, ProcessInfo]:
 
 def children(pid: int) -> list[int]:
     """The processes that a process started and that still are; none if it is gone."""
+    if not LINUX:
+        return [found for found, info in processes().items() if info.parent == pid]
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
             return [int(word) for word in file.read().split()]
@@ -228,11 +242,32 @@ def marked(mark: str) -> set[int]:
     return {pid for pid, info in processes().items() if pid != os.getpid() and info.state not in "ZX" and _holds(pid, wanted)}
 
 
+def _listed(columns: str) -> list[str]:
+    """Lines of the table of processes as ``ps`` prints it."""
+    import subprocess  # not needed on Linux, where this file runs as a program, too
+
+    return subprocess.run(
+        ["ps", "-axo", columns], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+
+
 def _holds(pid: int, mark: bytes) -> bool:
+    if not LINUX:
+        return _shown_environment(pid, mark)
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read().split(b"\0")
     except OSError:
+        return False
+
+
+def _shown_environment(pid: int, mark: bytes) -> bool:
+    import psutil
+
+    name, _, value = mark.decode().partition("=")
+    try:
+        return bool(psutil.Process(pid).environ().get(name) == value)
+    except (psutil.Error, OSError):
         return False
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentrl.core.errors import SandboxError
-from agentrl.core.sandboxes import BUBBLEWRAP, BUBBLEWRAP_REMEDY
+from agentrl.core.sandboxes import BUBBLEWRAP, BUBBLEWRAP_REMEDY, has_holder
 from agentrl.env.isolation import system
 from agentrl.env.isolation.system import MIB
 from agentrl.env.sandbox.spec import SandboxSpec
@@ -76,7 +76,7 @@ def check_local() -> None:
     Raises:
         SandboxError: If it does not stand on this machine.
     """
-    if shutil.which(BUBBLEWRAP) is None:
+    if not has_holder("local"):
         raise SandboxError(f"--sandbox local needs the program {BUBBLEWRAP}. {BUBBLEWRAP_REMEDY}.")
     with tempfile.TemporaryDirectory() as folder:
         words = [*wall(SandboxSpec(), new_user(), Path(folder), folder), "true"]

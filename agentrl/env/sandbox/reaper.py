@@ -7,12 +7,13 @@ process, and therefore needs nothing but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 OWNER, RUN = "agentrl.owner", "agentrl.run"
@@ -50,16 +51,22 @@ def owners(program: Sequence[str]) -> set[str]:
 
 def _is_making(owner: str) -> bool:
     """Return True while a program of the owner makes a container, whose label it was told."""
-    told = f"{OWNER}={owner}".encode()
+    told = f"{OWNER}={owner}"
+    return any(told in words for words in _command_lines())
+
+
+def _command_lines() -> Iterator[list[str]]:
+    """Yield the words of each process but this one."""
+    if not os.path.isdir("/proc/self"):  # macOS
+        for line in call(("ps", "-axww", "-o", "pid=,args=")).splitlines():
+            pid, *words = line.split()
+            if int(pid) != os.getpid():
+                yield words
+        return
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
-            try:
-                words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if told in words:
-                return True
-    return False
+            with contextlib.suppress(OSError):
+                yield Path("/proc", name, "cmdline").read_text(errors="replace").split("\0")
 
 
 def main(owner: str, program: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl import AgentInstance, ResetResult, StepResult
+from agentrl.env.isolation import copying
 
 SERVED = [0]  # of the module
 
@@ -32,6 +33,10 @@ class Everything(AgentInstance):
         path = Path(tempfile.mkdtemp()) / "lines.txt"
         path.write_text("".join(f"line {number}\n" for number in range(100)))
         self.file = path.open(buffering=1)
+
+    def hold_late(self) -> None:
+        copying.WAIT_S = 0.3
+        self.hold_file()
 
     def hold_written_file(self) -> None:
         self.file = (Path(tempfile.mkdtemp()) / "log.txt").open("w")
@@ -64,7 +69,7 @@ class Everything(AgentInstance):
             os._exit(3)
         if state.action_text == "big":
             self.big = bytearray(10**9)
-        line = os.read(self.file.fileno(), 8).decode() if state.label == "file" else ""
+        line = os.read(self.file.fileno(), 8).decode() if state.label in ("file", "late") else ""
         seen = f"{SERVED[0]} {self.told} {numbers} {hash('text')} {line}"
         return StepResult(float(len(self.told)), seen, terminated=state.action_text == "end")
 

@@ -41,6 +41,19 @@ async def say(session: Session, label: str, *words: str) -> list[Any]:
     return [(result.reward, result.observation, result.terminated) for result in results]
 
 
+async def test_the_original_may_read_on_before_its_copies_begin() -> None:
+    async with pool("Everything") as processes:
+        first = processes.session()
+        await first.reset(task(label="late"), 7)
+        (snapshot,) = await first.snapshot(1)
+        told = await say(first, "late", "a", "end")
+        copy = processes.session()
+        await copy.restore(snapshot, task(label="late"))
+        assert await say(copy, "late", "a", "end") == told
+        for session in (first, copy):
+            await session.close()
+
+
 @pytest.mark.parametrize("name", ["Everything", "Asynchronous"])
 @pytest.mark.parametrize("label", ["nothing", "file"])
 async def test_copies_go_on_as_the_original_would(name: str, label: str) -> None:
@@ -52,7 +65,8 @@ async def test_copies_go_on_as_the_original_would(name: str, label: str) -> None
         others = [processes.session() for _ in snapshots]
         for other, snapshot in zip(others, snapshots, strict=True):
             await other.restore(snapshot, task(label=label))
-        early = await say(others[0], label, "c", "d", "end")  # before the original, and none of them sees what another does
+        # Before the original, which has not read on; the others may begin later than it does, and none sees what another does.
+        early = await say(others[0], label, "c", "d", "end")
         told = await say(first, label, "c", "d", "end")
         assert [early, *[await say(other, label, "c", "d", "end") for other in others[1:]]] == [told] * 3
         assert told[0][0] == 3.0
