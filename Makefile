@@ -25,7 +25,7 @@ export SHOW_PROGRESS
 DEMO_AGENT ?= envs/calculator.py
 DEMO_FLAGS ?= --num-steps 60 --learning-rate 3e-4 --max-new-tokens 32
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 GPU_PYTHON ?= python3
 STOP_AFTER_S ?= 86400
 
@@ -45,7 +45,7 @@ install: $(STAMP)  ## build the environment in .venv (a few minutes, 3 GB)
 demo: $(STAMP)  ## train the bundled model to use a calculator; about a minute on 2 cores
 	$(VENV)/bin/agentrl train --agent $(DEMO_AGENT) --async $(DEMO_FLAGS)
 
-test: $(STAMP)  ## run the tests, two files at a time (PYTEST_WORKERS=0: one after the other)
+test: $(STAMP)  ## run the tests, three files at a time (PYTEST_WORKERS=0: one after the other)
 	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## run the tests that take minutes; none begins later than STOP_AFTER_S

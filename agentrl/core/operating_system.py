@@ -1,4 +1,4 @@
-"""What differs between operating systems. agentrl runs whole on Linux; elsewhere what has no counterpart is left out, or refused by name.
+"""Differences between operating systems. agentrl runs whole on Linux; elsewhere what has no counterpart is left out, or refused by name.
 
 Calls that start, limit and end processes have a file of their own, `agentrl.env.isolation.system`.
 """
@@ -23,6 +23,7 @@ from agentrl.core.errors import ConfigError
 SYSTEM = os.environ.get("AGENTRL_ASSUME_SYSTEM", sys.platform)
 """Operating system, as in `sys.platform`: ``linux`` or ``darwin``. The variable is for tests of what happens on another one."""
 CGROUP = Path("/sys/fs/cgroup")
+SHARED_MEMORY = Path("/dev/shm")
 PARENT_POLL_S = 0.5
 _UNSYNCHRONISED = 5
 _SET_DEATH_SIGNAL = 1
@@ -53,8 +54,7 @@ def told_by_kernel(place: str) -> str:
 
 def memory_root() -> Path:
     """Return a directory whose files stay in memory: shared memory if there is any, else the one for temporary files."""
-    memory = Path("/dev/shm")
-    return memory if on_linux() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    return SHARED_MEMORY if on_linux() and os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def free_bytes() -> float:

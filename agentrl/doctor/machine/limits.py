@@ -17,7 +17,7 @@ from typing import IO
 import psutil
 
 from agentrl.core.disk import size_text
-from agentrl.core.operating_system import CGROUP, clock_is_kept, on_linux, usable_cores
+from agentrl.core.operating_system import CGROUP, SHARED_MEMORY, clock_is_kept, on_linux, usable_cores
 from agentrl.core.paths import cache_folder
 from agentrl.core.process import LOOPBACK, own_address
 from agentrl.doctor.machine.findings import Finding, Level, judged
@@ -103,7 +103,7 @@ def memory(cgroup: Path = CGROUP) -> Finding:
     return judged(PART, "memory", found, wrong=free < GIB, warning=free < MEMORY_GIB * GIB, remedy=remedy)
 
 
-def shared_memory(root: Path = Path("/dev/shm")) -> Finding:
+def shared_memory(root: Path = SHARED_MEMORY) -> Finding:
     """Memory for files that processes share: weights on their way, Ray's objects, NCCL."""
     remedy = "Give the container some: docker run --shm-size 16g, or --ipc host; in a pod, an emptyDir of medium Memory."
     return _room("shared memory", root, wrong_below=2**26, warning_below=SHARED_GIB * GIB, remedy=remedy)

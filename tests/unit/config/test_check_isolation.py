@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.config.rules import ISOLATION_RULES
 from agentrl.config.schema import IsolationConfig, TrainConfig
+from agentrl.core import operating_system
 from agentrl.core.errors import ConfigError
 from agentrl.env.isolation.system import ProcessLimits, child_environment
 from agentrl.rollout.settings import process_limits
@@ -44,7 +45,7 @@ def test_a_value_in_place_of_a_name_is_refused() -> None:
 
 
 def test_isolation_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(operating_system, "SYSTEM", "darwin")
     check()
     with pytest.raises(ConfigError, match="needs Linux"):
         check(env_isolation="process")
