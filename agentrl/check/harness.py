@@ -169,13 +169,14 @@ def _filled_values(value: Any, values: Mapping[str, str]) -> Any:
 async def check_harness(context: Context) -> None:
     """Play three sessions: ten edits, a context that is too small for its work, and an engine that fails once."""
     cls = cast("type[HarnessAgent]", context.cls)
-    version = version_of(cls.harness, Path(cls.program))
-    about = {"title": cls.harness.title, "version": version, "tried": cls.harness.version, "dialect": cls.dialect, "brief": cls.is_brief}
-    report: dict[str, Any] = {**about}
+    installed, harness = cls.installed, cls.installed.harness
+    version = version_of(harness, Path(installed.path))
+    about = {"title": harness.title, "version": version, "tried": harness.version}
+    report: dict[str, Any] = {**about, "dialect": installed.dialect, "brief": installed.is_brief}
     context.report.harness = report
     server = EndpointServer(context.settings.endpoint)
     play = partial(_play, context, server, cls)
-    script = cls.harness.script
+    script = harness.script
     try:
         one, stage = await play(edits_of(script), "ten edits")
         find_problems(context, one)

@@ -85,6 +85,8 @@ def run_checks(
         if settings.data.prompts or not is_harness:
             read_tasks(context)
         if spec.kind is AgentKind.BLACK_BOX and (context.tasks or not is_harness):
+            emit("solutions", report)
+            asyncio.new_event_loop().run_until_complete(check_solutions(context))
             emit("run", report)
             asyncio.new_event_loop().run_until_complete(check_black_box(context))
         elif spec.kind is AgentKind.EXECUTOR:

@@ -129,7 +129,7 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
     _remote_sandboxes_can_be_reached(config)
     agent = config.run.agent
     is_contained = agent.startswith(CONTAINED) and PROGRAM not in agent
-    has_wall = agent.startswith(PROGRAMS) and not is_contained and chosen.sandbox != "none"
+    has_wall = CONTAINED_PROGRAM in agent if is_contained else agent.startswith(PROGRAMS) and chosen.sandbox != "none"
     is_https = bool(config.endpoint.endpoint_certificate) or config.endpoint.endpoint_url.startswith("https:")
     if has_wall and is_https and chosen.sandbox_network == "endpoint":
         problem = "gives programs the endpoint under an address of loopback, which no certificate is for"
@@ -168,8 +168,8 @@ JUDGED_PROGRAMS = ("command:", HARNESS)
 """Agents that are programs and say themselves who judges them, or leave it to ``--reward``."""
 JUDGE, REWARD = "#judge=", "#reward="
 """Beginnings of the judge of a program in ``--agent``."""
-CONTAINED, PROGRAM = "harbor:", "#agent="
-"""Beginning of agents that need containers, unless they name a program of this machine."""
+CONTAINED, PROGRAM, CONTAINED_PROGRAM = "harbor:", "#agent=", "#harness="
+"""Beginning of agents that need containers, unless they name a program of this machine; and the mark of one that works in a container."""
 ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _limits_have_processes,
     _processes_can_be_held,

@@ -32,7 +32,8 @@ class SandboxConfig:
     """Network of programs that are agents (``command:``, ``harness:``, ``harbor:``) behind a wall: the model's endpoint, or all that this
     machine reaches."""
     sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
-    """Sandboxes of a rollout worker that are open at a time; an episode that needs its first one waits. 0: no limit."""
+    """Sandboxes of the run that are open at a time on a machine, in all rollout workers; an episode that needs its first one waits. 0: no
+    limit."""
     sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0
     """Programs of a rollout worker whose sandboxes start at a time, apart from those that run. 0: two for each core."""
     mcp: Annotated[tuple[str, ...], ResumeMayChange] = ()

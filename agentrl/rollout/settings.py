@@ -140,6 +140,7 @@ class EpisodeSettings(PlaySettings):
             network=chosen.sandbox_network,
             max_starting=chosen.sandbox_max_starting,
             max_running=chosen.sandbox_max_running,
+            places=(self.run_name or repr(self.run)) if chosen.sandbox_max_running else "",  # the same in all workers
         )
 
     @property

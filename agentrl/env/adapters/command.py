@@ -26,7 +26,7 @@ from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
 from agentrl.env.sandbox.files import make_beneath
 from agentrl.env.sandbox.sandbox import Sandbox
-from agentrl.env.sandbox.spec import SandboxSpec, current_choice
+from agentrl.env.sandbox.spec import ExecResult, SandboxSpec, current_choice
 from agentrl.env.states import make_step_state
 
 OPTIONS = ("judge", "reward", "files")
@@ -90,11 +90,7 @@ class CommandAgent(BlackBoxAgent):
 
     def _reached(self, llm: ModelEndpoint) -> tuple[ModelEndpoint, bool | str]:
         """Return the endpoint as the program finds it, and the network that the program is given."""
-        if self._sandbox.kind == "none" or current_choice().network == "all":
-            return llm, True
-        address = urlsplit(llm.root)
-        inside = address._replace(netloc=f"{LOOPBACK}:{address.port}").geturl()
-        return replace(llm, root=inside), f"{address.hostname}:{address.port}"
+        return (llm, True) if self._sandbox.kind == "none" or current_choice().network == "all" else as_only_address(llm)
 
     def _words(self, task: Task, llm: ModelEndpoint, work: Path) -> list[str]:
         values = values_of(task, llm, work)
@@ -166,10 +162,23 @@ class CommandAgent(BlackBoxAgent):
             *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"
         )
         ended.check()
-        if ended.code and not may_fail:
-            told = f" It printed last:\n{ended.output[-SHOWN:]}" if ended.output else ""
-            raise EnvError(f"{shlex.join(words)[:SHOWN]}: {describe_end(ended.code, limits)}.{told}")
+        if not may_fail:
+            check_end(words, ended, limits)
         return ended.output
+
+
+def as_only_address(llm: ModelEndpoint) -> tuple[ModelEndpoint, str]:
+    """Return the endpoint as a program finds it that reaches nothing else, and the ``HOST:PORT`` for `Sandbox.exec`."""
+    address = urlsplit(llm.root)
+    inside = address._replace(netloc=f"{LOOPBACK}:{address.port}").geturl()
+    return replace(llm, root=inside), f"{address.hostname}:{address.port}"
+
+
+def check_end(words: Sequence[str], ended: ExecResult, limits: ProcessLimits) -> None:
+    """Raise `EnvError` with what a program printed last, if it ended with another code than 0."""
+    if ended.code:
+        told = f" It printed last:\n{ended.output[-SHOWN:]}" if ended.output else ""
+        raise EnvError(f"{shlex.join(words)[:SHOWN]}: {describe_end(ended.code, limits)}.{told}")
 
 
 def values_of(task: Task, llm: ModelEndpoint, work: Path) -> dict[str, str]:

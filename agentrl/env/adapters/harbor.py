@@ -1,6 +1,6 @@
-"""Task folders of Harbor as environments of a program: ``--agent 'harbor:FOLDER#agent=CMD {prompt}'``.
+"""Task folders of Harbor: as environments of a program of this machine, ``--agent 'harbor:FOLDER#agent=CMD {prompt}'``, and the other ways.
 
-Without ``#agent`` there are containers. Here there are none: the program, and then ``tests/test.sh``, run in the sandbox of the episode,
+Without ``#agent`` there are containers. With it there are none: the program, and then ``tests/test.sh``, run in the sandbox of the episode,
 in its folder and with the network.
 """
 
@@ -12,7 +12,7 @@ import os
 import shlex
 import string
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.adapters.command import CommandAgent, command_words, files_of
 from agentrl.env.adapters.harbor_env import COMMAND_S, HarborEnv
+from agentrl.env.adapters.harbor_harness import HarborProgram
 from agentrl.env.adapters.harbor_tasks import (
     DOCKERFILE,
     REWARDS,
@@ -35,16 +36,25 @@ from agentrl.env.adapters.harbor_tasks import (
     task_folders,
     with_paths,
 )
-from agentrl.env.adapters.harbor_trial import chosen_reward
+from agentrl.env.adapters.harbor_trial import judged
+from agentrl.env.adapters.harness import find_harness
 from agentrl.env.adapters.specs import FLAG, class_name, split_spec
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.sandbox.files import copy_beneath, make_beneath, remove_beneath
 
+AGENT, HARNESS = "#agent=", "#harness="
+"""Words before a program of this machine, and before one of the table."""
 FORM = "Write harbor:FOLDER#agent=CMD {prompt}, where FOLDER is a task or holds tasks."
 FOLDER = "folder"
 RUNS = ("refuse", "shell", "skip")
 """Treatments of the commands of a Dockerfile; the first is the default."""
+FORMS = {
+    AGENT: f"There is run={'|'.join(RUNS)} and reward=NAME.",
+    HARNESS: "Write harbor:FOLDER[?network=True&reward=NAME]#harness=NAME[?brief=True&dialect=chat&program=PATH].",
+    "": "There is network=True, command_s=SECONDS and reward=NAME; run= needs #agent=CMD.",
+}
+"""Options by what works on the tasks."""
 
 
 class HarborAgent(CommandAgent):
@@ -116,8 +126,7 @@ class HarborAgent(CommandAgent):
                 f"{trial.folder.name}/{TEST} did not end within {trial.verifier_timeout_s:g} s ([verifier] timeout_sec)"
             ) from None
         rewards = read_rewards(await self._reward_files(), printed)
-        name = chosen_reward(rewards, self.rewarded, trial.folder.name)
-        return StepResult(rewards[name], info={other: value for other, value in rewards.items() if other != name}, truncated=self._is_late)
+        return judged(rewards, self.rewarded, trial.folder.name, truncated=self._is_late)
 
     def _lay_out(self, work: Path) -> None:
         """Bring in the tests, and empty the folder of rewards; whatever the agent has put in their places, also a link, is removed."""
@@ -149,26 +158,41 @@ class HarborAgent(CommandAgent):
         return values
 
 
-def load_harbor(spec: str) -> type[HarborAgent] | type[HarborEnv]:
-    """Return the class for ``harbor:FOLDER[?network=True&reward=NAME]``, in containers, or ``...[?run=shell]#agent=CMD {prompt}``."""
-    place, found, command = spec.partition("#agent=")
+_BASES: Mapping[str, type[Any]] = {AGENT: HarborAgent, HARNESS: HarborProgram, "": HarborEnv}
+
+
+def load_harbor(spec: str) -> type[HarborAgent] | type[HarborEnv] | type[HarborProgram]:
+    """Return the class for one of the forms of `FORMS`."""
+    place, way, rest = _parted(spec)
     name, options = split_spec(place)
-    folder, rewarded = Path(name).expanduser().absolute(), str(options.pop("reward", ""))
-    members: dict[str, Any] = {"rewarded": rewarded, "__module__": __name__, "__doc__": f"Tasks of {folder}."}
-    _, query, rest = place.partition("?")
-    whole = f"harbor:{folder}{query}{rest}"
-    if found:
-        runs, words = str(options.pop("run", RUNS[0])), command_words(spec, command, FORM)
-        whole += f"#agent={shlex.join(words)}"
+    folder = Path(name).expanduser().absolute()
+    members: dict[str, Any] = {"rewarded": str(options.pop("reward", "")), "__module__": __name__, "__doc__": f"Tasks of {folder}."}
+    _, query, asked = place.partition("?")
+    whole, base = f"harbor:{folder}{query}{asked}", _BASES[way]
+    if way == AGENT:
+        runs, words = str(options.pop("run", RUNS[0])), command_words(spec, rest, FORM)
+        whole += f"{AGENT}{shlex.join(words)}"
         members |= {"command": words, "runs": runs}
         if runs not in RUNS:
             raise EnvLoadError(FLAG, spec, f"run = {runs!r} is unknown", f"Choose {', '.join(RUNS)}.")
-        known = f"There is run={'|'.join(RUNS)} and reward=NAME."
     else:
-        members |= {"network": bool(options.pop("network", False)), "command_s": float(options.pop("command_s", COMMAND_S))}
-        known = "There is network=True, command_s=SECONDS and reward=NAME; run= needs #agent=CMD."
+        members["network"] = bool(options.pop("network", False))
+    if way == HARNESS:
+        program, installed = find_harness(spec, rest, FORMS[HARNESS])
+        whole += f"{HARNESS}{program}?{installed.options}"
+        members["installed"] = installed
+    if not way:
+        members["command_s"] = float(options.pop("command_s", COMMAND_S))
     if options:
-        raise EnvLoadError(FLAG, spec, f"there is no option {next(iter(options))!r}", known)
+        raise EnvLoadError(FLAG, spec, f"there is no option {next(iter(options))!r}", FORMS[way])
     members |= {"folders": tuple(str(path) for path in task_folders(spec, folder)), "spec": whole, "agent_spec": whole}
-    base: type[Any] = HarborAgent if found else HarborEnv
     return type(class_name(folder.name, "Harbor"), (base,), members)
+
+
+def _parted(spec: str) -> tuple[str, str, str]:
+    """Return a specification up to what works on the tasks, the word for that, empty for our own turns, and what follows the word."""
+    for word in (AGENT, HARNESS):
+        place, found, rest = spec.partition(word)
+        if found:
+            return place, word, rest
+    return spec, "", ""

@@ -1,4 +1,4 @@
-"""One trial of a task folder in containers: commands of an agent, the task's own solution, and its tests."""
+"""One trial of a task folder in containers: commands of an agent or its program, the task's own solution, and its tests."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import contextlib
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 
 from agentrl.core.errors import EnvError, EnvResultError
+from agentrl.core.types import Task
+from agentrl.env.adapters.command import as_only_address
 from agentrl.env.adapters.harbor_containers import SOLUTION, Box, ContainerTask
 from agentrl.env.adapters.harbor_tasks import REWARDS, TEST, TESTS, VERIFIER, read_rewards, resolved
+from agentrl.env.adapters.harness import InstalledHarness
+from agentrl.env.agent import StepResult
+from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.sandbox.engine import find_engine
 from agentrl.env.sandbox.images import ready_image
 from agentrl.env.sandbox.sandbox import Sandbox
-from agentrl.env.sandbox.spec import ExecResult
+from agentrl.env.sandbox.spec import ExecResult, SandboxSpec
 
 ARTIFACTS = "/logs/artifacts"
 OUTPUT = 2**20
@@ -26,26 +34,60 @@ KIND = 'if [ -d "$1" ]; then echo folder; elif [ -f "$1" ]; then echo file; fi'
 
 
 class Trial:
-    """The containers of one episode; `open` comes first and `close` last.
+    """The containers of one episode; `open` comes first and `close` last, as ``async with`` has it.
 
     Args:
         task: The task.
         network: True: tasks that ask for the network have it.
+        installed: Program for which the agent's container has room, and whose files are in it to be read.
     """
 
-    def __init__(self, task: ContainerTask, *, network: bool = False) -> None:
-        self._task, self._network = task, network
+    def __init__(self, task: ContainerTask, *, network: bool = False, installed: InstalledHarness | None = None) -> None:
+        self._task, self._network, self._installed = task, network, installed
         self._stack = AsyncExitStack()
         self._sandbox: Sandbox
         self._workdir = ""
 
+    async def __aenter__(self) -> Trial:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
     async def open(self) -> None:
         """Start the agent's container; `SandboxError` if it does not start."""
-        self._sandbox, self._workdir = await self._started(self._task.box)
+        form = self._task.box.spec(network=self._network)
+        if self._installed is not None:
+            form = replace(self._installed.roomy(form), read=self._installed.places)
+        self._sandbox, self._workdir = await self._started(self._task.box, form)
 
     async def close(self) -> None:
         """Remove all containers."""
         await self._stack.aclose()
+
+    async def act(self, task: Task, llm: ModelEndpoint, passed: Mapping[str, str]) -> ExecResult:
+        """Run the installed program on the task to its end, for as long as the task allows.
+
+        Args:
+            task: The task, for what the program is told.
+            llm: The endpoint, the only address that it reaches unless the container has the network.
+            passed: Environment variables besides those of the task and of the program.
+
+        Raises:
+            SandboxError: If it used up memory or disk.
+        """
+        assert self._installed is not None
+        sandbox, home, network = self._sandbox, self._sandbox.folder / "home", self._sandbox.spec.network
+        home.mkdir(exist_ok=True)
+        llm, reached = (llm, True) if network else as_only_address(llm)
+        setup = self._installed.started(task, llm, Path(self._workdir), home)
+        for name, text in setup.files.items():
+            await sandbox.write(f"home/{name}", text)
+        env = {**self._task.box.env, **passed, **setup.variables}
+        limit = self._task.agent_timeout_s or math.inf
+        done = await sandbox.exec(*setup.words, env=env, cwd=self._workdir, timeout_s=limit, network=reached, output=OUTPUT, keep="last")
+        return done.check()
 
     async def run(self, command: str, timeout_s: float) -> ExecResult:
         """Run a command of the agent with bash; `SandboxError` if it used up memory or disk."""
@@ -74,7 +116,7 @@ class Trial:
             with tempfile.TemporaryDirectory() as folder:
                 found = await self._collected(Path(folder))
                 await self.close()  # the agent's processes and its container are gone before the tests are there
-                sandbox, workdir = await self._started(task.verifier)
+                sandbox, workdir = await self._started(task.verifier, task.verifier.spec(network=self._network))
                 for source, copy in found.items():
                     await sandbox.copy_in(copy, source)
         if task.verifier is None or not task.has_tests:
@@ -90,9 +132,9 @@ class Trial:
                 files[name] = (await sandbox.read(f"{VERIFIER}/{name}")).decode(errors="replace")
         return read_rewards(files, done.output)
 
-    async def _started(self, box: Box) -> tuple[Sandbox, str]:
+    async def _started(self, box: Box, form: SandboxSpec) -> tuple[Sandbox, str]:
         """Return an open sandbox and its working folder."""
-        sandbox = await self._stack.enter_async_context(Sandbox(box.spec(network=self._network)))
+        sandbox = await self._stack.enter_async_context(Sandbox(form))
         workdir = box.workdir or await image_workdir(box)
         (await sandbox.exec("mkdir", "-p", workdir, "/logs/agent", ARTIFACTS)).check()
         return sandbox, workdir
@@ -131,3 +173,9 @@ def chosen_reward(rewards: dict[str, float], wanted: str, name: str) -> str:
     if chosen not in rewards:
         raise EnvResultError(f"the rewards of {name} are {', '.join(rewards)}; name the one to train on: harbor:FOLDER?reward=NAME")
     return chosen
+
+
+def judged(rewards: dict[str, float], wanted: str, name: str, *, truncated: bool = False) -> StepResult:
+    """Return the outcome of a trial: its reward, as `chosen_reward` says, and the other rewards as figures."""
+    chosen = chosen_reward(rewards, wanted, name)
+    return StepResult(rewards[chosen], info={other: value for other, value in rewards.items() if other != chosen}, truncated=truncated)

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from agentrl.env.adapters.specs import FLAG, check_options, class_name, split_sp
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.sandbox.spec import SandboxSpec
-from agentrl.harness import DIALECTS, HARNESSES, Harness
+from agentrl.harness import DIALECTS, HARNESSES, Harness, Setup
 
 _log = logging.getLogger(__name__)
 
@@ -36,41 +36,73 @@ ROOMY = 200_000
 """Tokens of context that a program is told of at most, as many as the models that it was made for have."""
 
 
-class HarnessAgent(CommandAgent):
-    """One session of an agent program; its class says of which, and who judges it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledHarness:
+    """A program of the table as it is installed here, and the choices of a specification.
 
     Attributes:
         harness: The program.
-        program: Path of its executable.
+        path: Its executable.
         places: Folders of its installation, which it has to see.
         dialect: API that it speaks.
         is_brief: True if its first request is kept short.
     """
 
-    harness: ClassVar[Harness]
-    program: ClassVar[str] = ""
-    places: ClassVar[tuple[str, ...]] = ()
-    dialect: ClassVar[str] = ""
-    is_brief: ClassVar[bool] = False
+    harness: Harness
+    path: str
+    places: tuple[str, ...]
+    dialect: str
+    is_brief: bool
 
-    async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
-        """Write the program's settings into its home, run it to its end, and return what it printed."""
-        home, (llm, network) = self._folder / "home", self._reached(llm)
-        values = {**values_of(task, llm, work), **self._own_values(llm, home)}
+    @property
+    def options(self) -> str:
+        """The choices in the form of a specification."""
+        return f"dialect={self.dialect}&brief={self.is_brief}&program={self.path}"
+
+    def started(self, task: Task, llm: ModelEndpoint, work: Path, home: Path) -> Setup:
+        """Return words, variables and files, without names in braces, with which it works on a task.
+
+        Args:
+            task: The task.
+            llm: The endpoint as the program finds it.
+            work: Working folder.
+            home: Folder of the files.
+        """
+        values = {**values_of(task, llm, work), **self._values(llm, home)}
         setups = (self.harness.start, *((self.harness.brief,) if self.is_brief else ()))
-        for name, text in ((name, text) for setup in setups for name, text in setup.files.items()):
-            await self._sandbox.write(f"home/{name}", filled(text, values))
+        words = [word for setup in setups for word in setup.words]
         own = {name: filled(text, values) for setup in setups for name, text in setup.variables.items()}
-        more = [word for setup in setups for word in setup.words]
-        words = [self.program, *(filled(word, values) for word in (*more, *self.harness.task))]
-        return await self._run(words, work, {**llm.env(), "HOME": str(home), **own}, read=self.places, network=network)
+        return Setup(
+            words=(self.path, *(filled(word, values) for word in (*words, *self.harness.task))),
+            variables={**llm.env(), "HOME": str(home), **own},
+            files={name: filled(text, values) for setup in setups for name, text in setup.files.items()},
+        )
 
-    def _own_values(self, llm: ModelEndpoint, home: Path) -> dict[str, str]:
+    def roomy(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return the form of a sandbox with the memory and the processes that the program needs at least."""
+        needs = self.harness
+        return replace(spec, memory_mib=max(spec.memory_mib, needs.memory_mib), processes=max(spec.processes, needs.processes))
+
+    def _values(self, llm: ModelEndpoint, home: Path) -> dict[str, str]:
         context = min(llm.max_model_len or ROOMY, ROOMY)
         address = llm.anthropic_base_url if self.dialect == "messages" else llm.base_url
         values = {"home": str(home), "address": address, "api": self.harness.dialects[self.dialect], "model": llm.model}
         values |= {"context": str(context), "answer": str(min(MAX_ANSWER, context // ANSWER_SHARE))}
         return {**values, "named": filled(self.harness.named, values)}
+
+
+class HarnessAgent(CommandAgent):
+    """One session of an agent program; its class says of which, and who judges it."""
+
+    installed: ClassVar[InstalledHarness]
+
+    async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
+        """Write the program's settings into its home, run it to its end, and return what it printed."""
+        llm, network = self._reached(llm)
+        setup = self.installed.started(task, llm, work, self._folder / "home")
+        for name, text in setup.files.items():
+            await self._sandbox.write(f"home/{name}", text)
+        return await self._run([*setup.words], work, {**setup.variables}, read=self.installed.places, network=network)
 
     async def _judge(self, task: Task, work: Path, output: str) -> StepResult:
         if self.reward is None and not self.judge:
@@ -78,35 +110,43 @@ class HarnessAgent(CommandAgent):
         return await super()._judge(task, work, output)
 
     def _spec(self) -> SandboxSpec:
-        spec, needs = super()._spec(), self.harness
-        return replace(spec, memory_mib=max(spec.memory_mib, needs.memory_mib), processes=max(spec.processes, needs.processes))
+        return self.installed.roomy(super()._spec())
 
 
 def load_harness(spec: str, load: Callable[[str], Any]) -> type[HarnessAgent]:
     """Return the agent for ``harness:NAME[?option=value&...][#reward=file.py|#judge=CMD][#files=FOLDER]``; `load` as in `load_command`."""
     first, judged = split_options(spec)
-    name, options = split_spec(f":{first}")
+    name, installed = find_harness(spec, first, FORM)
+    members, rest = judged_members(spec, judged, load, FORM)
+    members |= {"installed": installed, "__doc__": installed.harness.title, "agent_spec": f"harness:{name}?{installed.options}{rest}"}
+    return type(class_name(name, "Harness"), (HarnessAgent,), members)
+
+
+def find_harness(spec: str, asked: str, form: str) -> tuple[str, InstalledHarness]:
+    """Return the name and the program that ``NAME[?option=value&...]`` asks for.
+
+    Raises:
+        EnvLoadError: If there is no such program, or it is not installed; the message shows the whole specification and its form.
+    """
+    name, options = split_spec(f":{asked}")
     harness = HARNESSES.get(name)
     if harness is None:
         remedy = suggest(name, list(HARNESSES)) or f"There is {', '.join(HARNESSES)}."
         raise EnvLoadError(FLAG, spec, f"there is no harness {name!r}", remedy)
-    check_options(spec, options, _OPTIONS, FORM, FORM)
-    dialect, is_brief = options.get("dialect", next(iter(harness.dialects))), options.get("brief", False)
+    check_options(spec, options, _OPTIONS, form, form)
+    dialect = options.get("dialect", next(iter(harness.dialects)))
     if dialect not in harness.dialects:
         known = f"It speaks {', '.join(harness.dialects)}."
         raise EnvLoadError(FLAG, spec, f"dialect = {dialect!r}: {harness.title} does not speak it", known)
-    asked = options.get("program", harness.program)
-    program = shutil.which(asked)
+    wanted = options.get("program", harness.program)
+    program = shutil.which(wanted)
     if program is None:
-        remedy = f"Install it ({harness.install}), or name it: harness:{name}?program=PATH."
-        raise EnvLoadError(FLAG, spec, f"there is no program {asked!r}", remedy)
+        remedy = f"Install it ({harness.install}), or name it: {name}?program=PATH."
+        raise EnvLoadError(FLAG, spec, f"there is no program {wanted!r}", remedy)
     path = Path(program).resolve()
     _warn_of_version(harness, path)
-    members, rest = judged_members(spec, judged, load, FORM)
-    chosen = {"program": str(path), "dialect": dialect, "is_brief": is_brief}
-    members |= {**chosen, "harness": harness, "places": tuple(map(str, places_of(path))), "__doc__": harness.title}
-    members["agent_spec"] = f"harness:{name}?dialect={dialect}&brief={is_brief}&program={path}{rest}"
-    return type(class_name(name, "Harness"), (HarnessAgent,), members)
+    places, is_brief = tuple(map(str, places_of(path))), options.get("brief", False)
+    return name, InstalledHarness(harness=harness, path=str(path), places=places, dialect=dialect, is_brief=is_brief)
 
 
 def places_of(program: Path) -> list[Path]:

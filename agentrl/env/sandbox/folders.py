@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agentrl.env.sandbox.place_files import remove_abandoned_places
+
 PREFIX = "agentrl-sandboxes-"
 LOCK = "lock"
 
@@ -29,6 +31,7 @@ def own_root() -> Path:
     global _root
     if _root is None or _root[0] != os.getpid():
         remove_abandoned()
+        remove_abandoned_places()
         _root = os.getpid(), _locked()
         atexit.register(_remove_own, *_root)
     return _root[1]

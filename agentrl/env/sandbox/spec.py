@@ -130,6 +130,7 @@ class SandboxChoice:
         network: Network of programs that are agents: ``endpoint`` for the model's alone, or ``all``.
         max_starting: Programs that start at a time; 0: two for each core.
         max_running: Sandboxes that are open at a time; 0: as many as are asked for.
+        places: Name under which the processes of this machine share `max_running`; empty: this process has it alone.
     """
 
     kind: Kind = "local"
@@ -140,6 +141,7 @@ class SandboxChoice:
     network: Literal["endpoint", "all"] = "endpoint"
     max_starting: int = 0
     max_running: int = 0
+    places: str = ""
 
 
 @dataclass(slots=True)

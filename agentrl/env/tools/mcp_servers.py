@@ -17,7 +17,7 @@ from agentrl.env.remote.wire import check_url
 from agentrl.env.sandbox.spec import SandboxSpec
 
 FORM = "Write the command of a server, its address (http://HOST:PORT/mcp), or a JSON file with mcpServers."
-FIELDS = ("command", "args", "env", "url", "headers", "tools", "shared", "network", "read", "memory_mib")
+FIELDS = ("command", "args", "env", "url", "headers", "tools", "shared", "network", "read", "memory_mib", "image")
 """Keys of a server in a JSON file: those of other programs, and those of `McpServer` and its sandbox."""
 MEMORY_MIB = 1024
 
@@ -126,6 +126,7 @@ def _from_object(found: Mapping[str, Any], name: str, where: str) -> McpServer:
             memory_mib=int(found.get("memory_mib", MEMORY_MIB)),
             network=bool(found.get("network", False)),
             read=tuple(found.get("read", ())),
+            image=str(found.get("image", "")),
         ),
     )
 

@@ -28,6 +28,15 @@ def test_settings_reach_the_environments() -> None:
     assert episode_settings(config, "m").env.sandbox == SandboxChoice(kind="container", image="./box", run="runs/one")
 
 
+def test_all_workers_of_a_run_name_its_places_alike() -> None:
+    def places(**values: object) -> str:
+        return episode_settings(changed(TrainConfig(), **values), "m").env.sandbox.places
+
+    assert places(run_dir=Path("runs/one")) == ""
+    assert places(sandbox_max_running=2, run_dir=Path("runs/one")) == "runs/one"
+    assert places(sandbox_max_running=2) == places(sandbox_max_running=2) != places(sandbox_max_running=2, agent="b.py")
+
+
 def test_without_bubblewrap_programs_are_refused_and_other_environments_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     check("env.py")
@@ -53,8 +62,10 @@ def test_an_endpoint_with_a_certificate_is_not_given_behind_a_wall(monkeypatch: 
     for values in ({"endpoint_certificate": "cert.pem"}, {"endpoint_url": "https://trainer:{port}"}):
         check("env.py", **values)
         check("command:ls {prompt}#judge=true", sandbox_network="all", **values)
-        with pytest.raises(ConfigError, match="which no certificate is for"):
-            check("command:ls {prompt}#judge=true", **values)
+        check("harbor:tasks", **values)
+        for agent in ("command:ls {prompt}#judge=true", "harbor:tasks#harness=codex"):
+            with pytest.raises(ConfigError, match="which no certificate is for"):
+                check(agent, **values)
 
 
 def test_an_image_is_for_containers() -> None:

@@ -259,6 +259,15 @@ def test_files_that_cannot_be_used(servers: Any, problem: str, tmp_path: Path) -
         servers_of((str(tmp_path / "servers.json"),), "--mcp")
 
 
+def test_a_file_says_what_a_server_needs(tmp_path: Path) -> None:
+    found = {"command": "node", "args": ["a"], "image": "./box", "read": ["/opt/a"], "memory_mib": 64, "network": True, "shared": True}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"a": found}}))
+    (server,) = servers_of((str(tmp_path / "servers.json"),), "--mcp")
+    assert server == McpServer(
+        command=("node", "a"), shared=True, sandbox=SandboxSpec(image="./box", read=("/opt/a",), memory_mib=64, network=True)
+    )
+
+
 def test_an_environment_names_servers_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bad.py"
     path.write_text("from agentrl import ToolEnv\nclass Env(ToolEnv):\n    mcp = ('http://',)\n")
