@@ -12,7 +12,11 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-deps
 # Whatever comes from an index is refused unless its bytes are those of requirements/; what builds it is installed before, from there too.
 PINNED := $(PIP_INSTALL) --require-hashes --no-build-isolation
 
-PACKAGES = $(shell sed -n 's/^\([A-Za-z0-9_.-]*\)[ =].*/\1/p' requirements/cpu.txt requirements/dev.txt)
+# Sets of packages by machine: vLLM's wheels for CPUs are for Linux on x86-64; elsewhere the engine is that of transformers.
+MACHINE ?= $(shell uname -sm)
+TORCH_SET := $(if $(filter-out Linux x86_64,$(MACHINE)),requirements/torch-arm64.txt,requirements/torch.txt)
+SETS := requirements/cpu.txt requirements/dev.txt $(if $(filter-out Linux x86_64,$(MACHINE)),,requirements/vllm.txt)
+PACKAGES = $(shell sed -n 's/^\([A-Za-z0-9_.-]*\)[ =].*/\1/p' $(SETS))
 # Of pip's many lines: how far it is, whatever went wrong, and its exit status, which a pipe would lose.
 define SHOW_PROGRESS
 /^(Collecting|Requirement already)/ { if (++n % 20 == 0 || n == total) print "          " n " of " total; fflush(); next }
@@ -139,19 +143,19 @@ $(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requireme
 	@touch $@
 
 # Torch comes first and by itself, because its CPU build has an index of its own.
-$(STAMP): requirements/build.txt requirements/torch.txt requirements/cpu.txt requirements/dev.txt pyproject.toml
+$(STAMP): requirements/build.txt $(TORCH_SET) $(SETS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "agentrl needs Python 3.11 or newer; $(PYTHON) is not. Try: make PYTHON=python3.11 ..." >&2; exit 1; }
-	@test "$$(uname -sm)" = "Linux x86_64" || { \
-	  echo "The pinned packages are for Linux on x86-64, this is $$(uname -sm)." >&2; exit 1; }
+	@case "$(MACHINE)" in "Linux x86_64" | "Linux aarch64" | "Darwin arm64") ;; *) \
+	  echo "The pinned packages are for Linux on x86-64 and aarch64 and macOS on arm64, this is $(MACHINE)." >&2; exit 1;; esac
 	@echo "Building the environment in $(VENV): about 3 GB, a few minutes the first time."
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@echo "  1 of 4: torch (CPU build)"
+	@echo "  1 of 4: torch"
 	@$(PY) $(PINNED) -r requirements/build.txt
-	@$(PY) $(PINNED) -r requirements/torch.txt 2>/dev/null \
-	  || $(PY) $(PINNED) --index-url "$(TORCH_CPU_INDEX)" -r requirements/torch.txt
+	@$(PY) $(PINNED) -r $(TORCH_SET) 2>/dev/null \
+	  || $(PY) $(PINNED) --index-url "$(TORCH_CPU_INDEX)" -r $(TORCH_SET)
 	@echo "  2 of 4: $(words $(PACKAGES)) packages, pinned"
-	@{ PYTHONUNBUFFERED=1 $(PY) $(filter-out -qq,$(PINNED)) --no-color -r requirements/cpu.txt -r requirements/dev.txt || echo "pip failed"; } \
+	@{ PYTHONUNBUFFERED=1 $(PY) $(filter-out -qq,$(PINNED)) --no-color $(addprefix -r ,$(SETS)) || echo "pip failed"; } \
 	  | awk -v total=$(words $(PACKAGES)) "$$SHOW_PROGRESS"
 	@echo "  3 of 4: pycosat, which is compiled"
 	@$(PY) $(PINNED) -r requirements/compiled.txt >/dev/null 2>&1 \

@@ -8,10 +8,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/agentrl
-COPY requirements/build.txt requirements/torch.txt requirements/cpu.txt requirements/
+COPY requirements/build.txt requirements/torch.txt requirements/cpu.txt requirements/vllm.txt requirements/
 RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.txt \
     && pip install --no-cache-dir --no-deps --require-hashes --index-url https://download.pytorch.org/whl/cpu -r requirements/torch.txt \
-    && pip install --no-cache-dir --no-deps --require-hashes --no-build-isolation -r requirements/cpu.txt
+    && pip install --no-cache-dir --no-deps --require-hashes --no-build-isolation -r requirements/cpu.txt -r requirements/vllm.txt
 
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \

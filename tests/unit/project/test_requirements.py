@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.pin_hashes import pins_of, suits, with_hashes
+from tests.pin_hashes import ARM, MAC, X86, hashes_of, pins_of, suits, with_hashes
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "requirements").glob("*.txt"))
@@ -25,7 +25,7 @@ LEFT_OUT = {
     "xgrammar": {"triton"},
 }
 """Package -> what it asks for and gets along without, in what is used of it here."""
-ENTRY = re.compile(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
+ENTRY = re.compile(r"[\w.-]+==\S+( ; sys_platform == \"linux\")?( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
@@ -51,17 +51,21 @@ def test_every_installation_from_an_index_asks_for_hashes() -> None:
 
 def test_what_is_installed_is_what_is_pinned() -> None:
     pins = dict(
-        re.findall(r"^([\w.-]+)==(\S+)", "".join((ROOT / f"requirements/{name}.txt").read_text() for name in ("torch", "cpu")), re.M)
+        re.findall(
+            r"^([\w.-]+)==(\S+)", "".join((ROOT / f"requirements/{name}.txt").read_text() for name in ("torch", "cpu", "vllm")), re.M
+        )
     )
     assert len(pins) > 150
     assert {name: version(name) for name in pins} == pins
 
 
-def test_whatever_a_pinned_package_asks_for_is_pinned_or_left_out_by_name() -> None:
-    text = "".join((ROOT / f"requirements/{name}.txt").read_text() for name in ("build", "torch", "cpu", "dev", "compiled"))
+@pytest.mark.parametrize("vllm", [True, False])
+def test_whatever_a_pinned_package_asks_for_is_pinned_or_left_out_by_name(vllm: bool) -> None:
+    names = ("build", "torch", "cpu", "dev", "compiled", *(("vllm",) if vllm else ()))
+    text = "".join((ROOT / f"requirements/{name}.txt").read_text() for name in names)
     pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
     missing = {name: asked_by(name) - pinned for name in pinned}
-    assert {name: asked for name, asked in missing.items() if asked} == LEFT_OUT
+    assert {name: asked for name, asked in missing.items() if asked} == {name: LEFT_OUT[name] for name in LEFT_OUT.keys() & pinned}
 
 
 def asked_by(package: str) -> set[str]:
@@ -85,12 +89,28 @@ def asked_by(package: str) -> set[str]:
         ("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", False),
         ("a-1-cp314-cp314t-manylinux_2_28_x86_64.whl", False),
         ("a-1-cp311-cp311-musllinux_1_2_x86_64.whl", False),
-        ("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", False),
-        ("a-1-cp311-cp311-macosx_11_0_arm64.whl", False),
+        ("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", True),
+        ("a-1-cp311-cp311-macosx_11_0_arm64.whl", True),
+        ("a-1-cp311-cp311-macosx_10_9_universal2.whl", True),
+        ("a-1-cp311-cp311-macosx_11_0_x86_64.whl", False),
+        ("a-1-cp311-cp311-win_amd64.whl", False),
     ],
 )
-def test_hashes_are_those_of_wheels_for_this_platform(wheel: str, fits: bool) -> None:
+def test_hashes_are_those_of_wheels_for_these_platforms(wheel: str, fits: bool) -> None:
     assert suits(wheel) is fits
+    assert not suits(wheel, (X86,)) or "x86_64" in wheel or "any" in wheel
+
+
+def test_the_source_is_needed_where_a_platform_has_no_wheel() -> None:
+    def file(name: str) -> dict[str, object]:
+        return {"url": f"https://index/{name}", "hashes": {"sha256": name[4:]}}
+
+    linux, mac, source = "a-1-cp311-cp311-manylinux_2_28_x86_64.whl", "a-1-cp311-cp311-macosx_11_0_arm64.whl", "a-1.tar.gz"
+    package = {"wheels": [file(linux), file(mac)], "sdist": file(source)}
+    assert hashes_of(package, (X86,)) == {linux[4:]}
+    assert hashes_of(package, (X86, MAC)) == {linux[4:], mac[4:]}
+    assert hashes_of(package, (X86, MAC, ARM)) == {linux[4:], mac[4:], source[4:]}
+    assert hashes_of({"sdist": file(source)}, (X86,)) == {source[4:]}
 
 
 def test_hashes_are_written_below_their_package() -> None:
