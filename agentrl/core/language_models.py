@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,32 @@ def language_model(model: str, *, trust_remote_code: bool = False) -> Any:
     config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     reads_images = type(config) in AutoModelForImageTextToText._model_mapping
     return AutoModelForImageTextToText if reads_images and type(config) not in AutoModelForCausalLM._model_mapping else AutoModelForCausalLM
+
+
+def sequence_classifier(model: str, *, trust_remote_code: bool = False) -> Any:
+    """Return the class that loads a model with a head for scores.
+
+    A family that reads images gets a class made here, where transformers has none. Its head reads the last token that is no padding.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoModelForSequenceClassification
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    kind = type(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
+    if kind in AutoModelForSequenceClassification._model_mapping or kind not in AutoModelForImageTextToText._model_mapping:
+        return AutoModelForSequenceClassification
+    family = AutoModel._model_mapping[kind].__bases__[0]
+    name = family.__name__.replace("PreTrainedModel", "ForSequenceClassification")
+    return type(name, (GenericForSequenceClassification, family), {})
+
+
+def _token_classifier(model: str, *, trust_remote_code: bool = False) -> Any:
+    from transformers import AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification
+
+
+CLASSES: Mapping[str, Callable[..., Any]] = {"CAUSAL_LM": language_model, "SEQ_CLS": sequence_classifier, "TOKEN_CLS": _token_classifier}
+"""Task, as peft writes it into an adapter's settings -> function that finds the class of a model, given as for `language_model`."""
 
 
 def set_text_attention(model: Any, name: str) -> None:

@@ -17,6 +17,7 @@ class ScoreRequest:
     text: str
     spans: tuple[tuple[int, int], ...] = ()  # [N] where each turn of the policy begins and ends in `text`, characters
     messages: tuple[Message, ...] | None = None  # the same as chat messages, where they are known
+    images: tuple[bytes, ...] = ()  # files of the images whose placeholders are in it, in their order
 
 
 @dataclass(frozen=True, slots=True)

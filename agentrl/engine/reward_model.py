@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentrl.config.reward import FLAG, RewardModelFacts, reward_model_facts
-from agentrl.core.errors import ConfigError
+from agentrl.config.schema import RolloutConfig
+from agentrl.core.errors import ConfigError, EnvResultError, RewardError
+from agentrl.core.images import ImageInput, joined_tensors
+from agentrl.core.language_models import CLASSES
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.core.types import Message
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.images import ImageReader, open_reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 SEPARATOR = "\n"
 """Text that a process reward model reads after each step, unless its ``config.json`` says something else (`step_separator`)."""
 PROBE = (Message(role="user", content="?"),)
+UNLIMITED = RolloutConfig(max_images=2**31, max_image_pixels=2**31)
+"""Images have passed the limits of the episode that they are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,7 @@ class _Row:
     ids: list[int]
     places: list[int]
     was_cut: bool
+    images: tuple[ImageInput, ...] = ()
 
 
 class RewardModel:
@@ -58,6 +65,7 @@ class RewardModel:
         self._facts = RewardModelFacts()
         self._model: Any = None
         self._codec: ChatCodec | None = None
+        self._reader: ImageReader | None = None  # of images; `None` for a model that reads text only
         self._same_template = True
         self._limit, self._separator = 0, SEPARATOR
 
@@ -73,7 +81,6 @@ class RewardModel:
             ConfigError: If the files hold no reward model.
         """
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
         settings = self._settings
         tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code, flag=FLAG)
@@ -82,17 +89,18 @@ class RewardModel:
             policy = ChatCodec(load_tokenizer(settings.policy, trust_remote_code=settings.trust_remote_code))
             self._same_template = _rendered(policy) == _rendered(self._codec)
         self._facts = facts = reward_model_facts(_local(settings.model), settings.head)
-        kind = AutoModelForTokenClassification if facts.per_step else AutoModelForSequenceClassification
         on_cpu = settings.device == "cpu"
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": torch.float32 if on_cpu else torch.bfloat16}[settings.dtype]
         renamed = {} if facts.head == "score" else {"key_mapping": {rf"^{facts.head}\.": "score."}}
         labels = {} if facts.per_step else {"num_labels": 1}
+        trusted = settings.trust_remote_code
         try:
             with quiet_transformers():
+                kind = CLASSES["TOKEN_CLS" if facts.per_step else "SEQ_CLS"](settings.model, trust_remote_code=trusted)
                 model, report = kind.from_pretrained(
                     settings.model,
                     dtype=dtype,
-                    trust_remote_code=settings.trust_remote_code,
+                    trust_remote_code=trusted,
                     output_loading_info=True,
                     use_safetensors=True,
                     **labels,
@@ -105,7 +113,8 @@ class RewardModel:
             problem = f"its files hold no weights for {', '.join(missing[:3])}"
             raise ConfigError(FLAG, settings.model, problem, "Train one with agentrl reward-model, or see --value-head-prefix.")
         self._model = model.to(settings.device).eval()
-        own = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+        self._reader = None if facts.per_step else open_reader(_local(settings.model), UNLIMITED, trust_remote_code=trusted)
+        own = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 0)
         self._limit = min(filter(None, (settings.max_tokens, own)), default=0)
         self._separator = str(getattr(model.config, "step_separator", SEPARATOR))
 
@@ -141,6 +150,7 @@ class RewardModel:
     def _rows(self, request: ScoreRequest) -> list[_Row]:
         if not self._facts.per_step:
             return [self._whole(request)]
+        self._with_images([], request.images)
         return [self._steps(request.text[:begin], request.text[begin:end]) for begin, end in request.spans]
 
     def _whole(self, request: ScoreRequest) -> _Row:
@@ -153,8 +163,23 @@ class RewardModel:
         end = codec.turn_end_ids
         if end and ids[-1:] != end:
             ids = ids + end
+        ids, images = self._with_images(ids, request.images)
         kept, dropped = self._kept(ids)
-        return _Row(kept, [len(kept) - 1], dropped > 0)
+        if dropped and images:
+            raise RewardError(f"{self._settings.model}: the {len(ids)} tokens of a text with images are more than {self._limit}")
+        return _Row(kept, [len(kept) - 1], dropped > 0, images)
+
+    def _with_images(self, ids: list[int], images: Sequence[bytes]) -> tuple[list[int], tuple[ImageInput, ...]]:
+        """Return the tokens of a text with those of its images, and these; `RewardError` if the model cannot read them."""
+        if self._reader is None:
+            if images:
+                raise RewardError(f"{self._settings.model}: the reward model reads text only, and the episode has {len(images)} images")
+            return ids, ()
+        try:
+            read = self._reader.read_here(images)
+            return self._reader.expand(ids, read)[0], tuple(read)
+        except EnvResultError as error:
+            raise RewardError(f"{self._settings.model}: {error}") from error
 
     def _steps(self, before: str, turn: str) -> _Row:
         codec = self._loaded()
@@ -187,8 +212,10 @@ class RewardModel:
             ids[number, : len(row.ids)] = torch.tensor(row.ids)
             mask[number, : len(row.ids)] = 1
         device = self._settings.device
+        arrays = joined_tensors([image for row in rows for image in row.images])
+        pixels = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         with torch.inference_mode():
-            hidden = self._model.base_model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state
+            hidden = self._model.base_model(input_ids=ids.to(device), attention_mask=mask.to(device), **pixels).last_hidden_state
             return [self._read(hidden[number, row.places]) for number, row in enumerate(rows)]
 
     def _read(self, hidden: Tensor) -> float:

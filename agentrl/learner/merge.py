@@ -16,17 +16,12 @@ from torch import Tensor
 from agentrl.config.lora import CONFIG_FILE
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
+from agentrl.core.language_models import CLASSES
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.learner.export import ALONE, save_pretrained
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 
 FLAG = "SOURCE"
-TASKS = {
-    "CAUSAL_LM": "AutoModelForCausalLM",
-    "SEQ_CLS": "AutoModelForSequenceClassification",
-    "TOKEN_CLS": "AutoModelForTokenClassification",
-}
-"""Class of transformers by the task that peft writes into an adapter's settings."""
 LABELS = {"SEQ_CLS": 1, "TOKEN_CLS": 2}
 """Outputs of the heads of reward models and process reward models."""
 WHOLE, REPLACED = f".modules_to_save.{ADAPTER}", ".original_module."
@@ -58,18 +53,18 @@ def merge_into_base(adapter: Path, target: Path, *, base: str = "", dtype: str =
 
     settings = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
     task = str(settings.get("task_type") or "CAUSAL_LM")
-    if settings.get("peft_type") != "LORA" or settings.get("use_dora") or task not in TASKS:
-        kind = "DoRA" if settings.get("use_dora") else f"{settings.get('peft_type')} for {task}"
-        raise ConfigError(FLAG, str(adapter), f"holds an adapter of the kind {kind}", f"LoRA for {', '.join(TASKS)} can be merged.")
+    if settings.get("peft_type") != "LORA" or settings.get("use_dora") or task not in CLASSES:
+        form = "DoRA" if settings.get("use_dora") else f"{settings.get('peft_type')} for {task}"
+        raise ConfigError(FLAG, str(adapter), f"holds an adapter of the kind {form}", f"LoRA for {', '.join(CLASSES)} can be merged.")
     name = base or str(settings.get("base_model_name_or_path") or "")
     if not name:
         raise ConfigError("--base", "", "is not given, and the adapter does not say on which model it was trained", "Name the model.")
-    kind_of_model: Any = getattr(transformers, TASKS[task])
     labels = {"num_labels": LABELS[task]} if task in LABELS else {}
     wanted: Any = dtype if dtype == "auto" else getattr(torch, dtype)
     try:
         with quiet_transformers():
-            model = kind_of_model.from_pretrained(name, dtype=wanted, trust_remote_code=trust_remote_code, use_safetensors=True, **labels)
+            kind: Any = CLASSES[task](name, trust_remote_code=trust_remote_code)
+            model = kind.from_pretrained(name, dtype=wanted, trust_remote_code=trust_remote_code, use_safetensors=True, **labels)
             inner = PeftModel.from_pretrained(model, str(adapter)).get_base_model()
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

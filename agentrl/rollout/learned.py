@@ -13,6 +13,7 @@ from agentrl.config.reward import ANSWER
 from agentrl.core.errors import AgentRLError
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts, clipped, normalized
 from agentrl.core.types import GroupRequest, Message, Status, Trajectory, Turn, as_messages
+from agentrl.env.images import lifted
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.penalties import stop_properly
 from agentrl.rollout.settings import EpisodeSettings
@@ -90,13 +91,15 @@ class LearnedRewards:
                 spans.append((len(text), len(text) + len(turns[index].text)))
             text += turns[index].text
         messages = None
+        images = tuple(placed.image.data for index in part for placed in turns[index].images)
         if self._alone:
             system = self._settings.data.system_prompt
             before = as_messages(group_request.task.prompt)
+            before = as_messages(lifted(before, group_request.task.images)[0]) if images else before
             before = [Message(role="system", content=system), *before] if system and before[0]["role"] != "system" else before
             answer = codec.decode_action(turns[part[-1]].token_ids.tolist())
             messages = (*before, Message(role="assistant", content=answer))
-        return ScoreRequest(text=text, spans=tuple(spans), messages=messages)
+        return ScoreRequest(text=text, spans=tuple(spans), messages=messages, images=images)
 
     def _rewarded(self, group_request: GroupRequest, trajectory: Trajectory, scored: Mapping[str, _Scored]) -> Trajectory:
         reward, own = self._settings.reward, self._settings.reward.environment_reward_weight

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers import TrainingArguments
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import ALL_LINEAR
 from agentrl.config.model_shape import trained_positions
 from agentrl.core.errors import ConfigError
-from agentrl.core.language_models import language_model
+from agentrl.core.language_models import CLASSES, language_model
 from agentrl.learner.dropout import disable_dropout
-from agentrl.learner.merge import LABELS, TASKS
+from agentrl.learner.lora import outside_text
+from agentrl.learner.merge import LABELS
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.methods import Method
 from agentrl.tune.objectives import OBJECTIVES
@@ -137,11 +138,10 @@ def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
 def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any:
     """Return the model to train, with its adapter if it gets one; weights are float32, in which they are updated."""
     transformers.set_seed(config.run.seed)
-    kind: Any = getattr(transformers, TASKS[method.task])
-    if method.task == "CAUSAL_LM":
-        kind = language_model(model_path(config), trust_remote_code=config.model.trust_remote_code)
+    trusted = config.model.trust_remote_code
+    kind = CLASSES[method.task](model_path(config), trust_remote_code=trusted)
     labels = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
-    model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=config.model.trust_remote_code, **labels)
+    model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=trusted, **labels)
     model.config.get_text_config().pad_token_id = pad_token_id
     if model.can_generate():
         model.generation_config.pad_token_id = pad_token_id
@@ -155,7 +155,7 @@ def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any
     from peft import get_peft_model
 
     # DeepSpeed gathers small parameters in one buffer, which has one data type.
-    model = get_peft_model(model, adapter(method, config), autocast_adapter_dtype=config.optim.zero_stage != 3)
+    model = get_peft_model(model, adapter(method, config, outside_text(model)), autocast_adapter_dtype=config.optim.zero_stage != 3)
     if config.optim.gradient_checkpointing:
         model.enable_input_require_grads()
     return model
@@ -169,7 +169,8 @@ def _frozen_model(config: TuneConfig, args: TrainingArguments) -> Any:
         return None
     dtype = torch.bfloat16 if args.bf16 and config.optim.zero_stage else torch.float32  # as DeepSpeed has the trained model
     trusted = config.model.trust_remote_code
-    model = AutoModelForCausalLM.from_pretrained(name or model_path(config), dtype=dtype, trust_remote_code=trusted)
+    path = name or model_path(config)
+    model = language_model(path, trust_remote_code=trusted).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
     _fix_rope(model, config)
     if config.optim.zero_stage < 3:
         return model.to(args.device).requires_grad_(False).eval()
@@ -185,8 +186,8 @@ def _fix_rope(model: Any, config: TuneConfig) -> None:
         fix_rope(model, max(own, config.data.max_length), "--max-length")
 
 
-def adapter(method: Method, config: TuneConfig) -> Any:
-    """Return peft's settings of the adapter."""
+def adapter(method: Method, config: TuneConfig, without: Sequence[str] = ()) -> Any:
+    """Return peft's settings of the adapter; layers named in `without` get none."""
     from peft import LoraConfig
 
     lora = config.lora
@@ -196,6 +197,7 @@ def adapter(method: Method, config: TuneConfig) -> Any:
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=names[0] if names == (ALL_LINEAR,) else list(names),
+        exclude_modules=list(without) or None,
         task_type=method.task,
         modules_to_save=list(method.head) or None,
     )

@@ -14,8 +14,9 @@ from agentrl.core.types import derive_seed
 from agentrl.env.prompts import PromptFormat, read_rows
 from agentrl.env.tasks import TaskOrder, shares
 from agentrl.track.text import counted
-from agentrl.tune.forms import PARSERS, Answer, Chat, Example, Labelled, Pair, RowError, Steps, Text
+from agentrl.tune.forms import PARSERS, Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.named import Item, NamedForm, named_form, recast, unfolded
+from agentrl.tune.row_images import RowError
 from agentrl.tune.settings import TuneConfig, TuneDataConfig
 
 

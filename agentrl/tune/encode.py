@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import ChatTemplateError, DataError, EnvResultError
+from agentrl.core.images import PlacedImage
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec, shared_length
@@ -107,7 +108,7 @@ class Encoder:
         return self._fitted_row(ids, labels)
 
     def _fitted_row(self, ids: list[int], labels: list[Any], images: Sequence[str] = ()) -> list[Row]:
-        if images:
+        if images or self._places(ids):
             return self._row_with_images(ids, labels, images)
         kept = self._fit(len(ids), self._max)
         if all(label == IGNORED for label in labels[1:kept]):  # nothing predicts the first token
@@ -117,22 +118,36 @@ class Encoder:
 
     def _row_with_images(self, ids: list[int], labels: list[Any], images: Sequence[str]) -> list[Row]:
         """Return a row in which tokens of images, which are not trained, stand in the places of these; none if it is too long."""
-        if self._reader is None:
-            raise ImageError(f"the row has {len(images)} images and the model reads text only")
-        used = images[: ids.count(self._reader.placeholder)] if len(ids) else images  # a branch may end before the last image
-        try:
-            expanded, placed = self._reader.expand(ids, self._reader.read_here(used))
-        except EnvResultError as error:
-            raise ImageError(str(error)) from error
+        used = images[: len(self._places(ids))] if self._reader is not None else images  # a branch may end before the last image
+        expanded, placed = self._expanded(ids, used)
         targets: list[Any] = []
         begin = 0
-        for place, image in zip((at for at, token in enumerate(ids) if token == self._reader.placeholder), placed, strict=True):
+        for place, image in zip(self._places(ids), placed, strict=True):
             targets += [*labels[begin:place], *[IGNORED] * (image.end - image.place)]
             begin = place + 1
         targets += labels[begin:]
         if len(expanded) > self._max or all(label == IGNORED for label in targets[1:]):
             return self._drop()
         return [{**self._row(expanded, targets), "images": list(used)}]
+
+    def _places(self, ids: Sequence[int]) -> list[int]:
+        """Return where images stand in compact tokens."""
+        return [] if self._reader is None else [at for at, token in enumerate(ids) if token == self._reader.placeholder]
+
+    def _expanded(self, ids: list[int], images: Sequence[str]) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """Return tokens with those of images in their places, and where these are.
+
+        Raises:
+            ImageError: If the images are more or fewer than their places, or one cannot be read.
+        """
+        if self._reader is None:
+            if images:
+                raise ImageError(f"the row has {len(images)} images and the model reads text only")
+            return ids, ()
+        try:
+            return self._reader.expand(ids, self._reader.read_here(images))
+        except EnvResultError as error:
+            raise ImageError(str(error)) from error
 
     def _drop(self) -> list[Row]:
         self.counts.dropped += 1
@@ -194,19 +209,22 @@ class Encoder:
         return ids, labels
 
     def _pair(self, example: Pair) -> list[Row]:
-        prompt, answers = self._fitted(example.prompt, example.chosen, example.rejected)
+        prompt, answers = self._fitted(example, example.chosen, example.rejected)
         if not answers:
             return self._drop()
         margin = {} if example.margin is None else {"margin": example.margin}
-        return [{"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1], **margin}]
+        return [{"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1], **margin, **_images_of(example)}]
 
     def _labelled(self, example: Labelled) -> list[Row]:
-        prompt, answers = self._fitted(example.prompt, example.answer)
-        return [{"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label}] if answers else self._drop()
+        prompt, answers = self._fitted(example, example.answer)
+        if not answers:
+            return self._drop()
+        return [{"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label, **_images_of(example)}]
 
-    def _fitted(self, prompt: Prompt, *messages: Message) -> tuple[list[int], list[list[int]]]:
+    def _fitted(self, example: Pair | Labelled, *messages: Message) -> tuple[list[int], list[list[int]]]:
         """Return a prompt and the answers to it, counted and cut if need be; no answers if one of them does not fit."""
-        ids, answers = self._prompt_and_answers(prompt, messages)
+        compact, answers = self._prompt_and_answers(example.prompt, messages)
+        ids, _ = self._expanded(compact, example.images)
         room = self._max - len(ids)
         kept = [self._fit(len(answer), room) for answer in answers]
         if not all(kept):
@@ -293,6 +311,11 @@ def _rows_of(codec: TextCodec, renderer: TurnRenderer, turns: Iterable[Turn], ta
         rows[-1].add(turn.prompt[len(rows[-1].text) :], trained=False)
         rows[-1].add(turn.answer, trained=True)
     return rows
+
+
+def _images_of(example: Pair | Labelled) -> Row:
+    """Return the column of the images of a prompt; none for a prompt of text."""
+    return {"images": list(example.images)} if example.images else {}
 
 
 def render(codec: TextCodec, row: Row) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentrl.core.types import Message, Prompt
-from agentrl.env.images import IMAGE_PARTS, image_texts, lifted
 from agentrl.rollout.forms import REASONING
 from agentrl.rollout.template import plain_text
+from agentrl.tune.row_images import Row, RowError, is_list, parts_of, with_images
 from agentrl.tune.settings import (
     DialogueDataConfig,
     LabelledDataConfig,
@@ -23,14 +23,6 @@ from agentrl.tune.settings import (
     StepsDataConfig,
     TuneDataConfig,
 )
-
-
-class RowError(ValueError):
-    """A row that cannot be used: the column, and what is wrong with it."""
-
-    def __init__(self, key: str, problem: str, remedy: str = "") -> None:
-        self.key, self.problem, self.remedy = key, problem, remedy
-        super().__init__(f"column {key!r} {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +65,7 @@ class Pair(Located):
     chosen: Message
     rejected: Message
     margin: float | None = None
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +75,7 @@ class Labelled(Located):
     prompt: Prompt
     answer: Message
     label: bool
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,6 @@ class Steps(Located):
 
 
 Example: TypeAlias = Chat | Answer | Text | Pair | Labelled | Steps
-Row: TypeAlias = Mapping[str, Any]
 
 
 def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
@@ -106,33 +99,15 @@ def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
     form = data.form if data.form != "auto" else _form_of(row, data)
     if form == "chat":
         key = data.messages_key if data.messages_key in row or "conversations" not in row else "conversations"
-        value, images = _with_images(_column(row, key), row, key)
+        value, images = with_images(_column(row, key), row, key)
         messages = _with_tools(_messages(value, key, images=bool(images)), row)
         _check_turns(messages, data.messages_key)
         return [Chat(tuple(_with_quality(messages, row, data)), images)]
     if form == "completion":
-        value, images = _with_images(_column(row, data.prompt_key), row, data.prompt_key)
-        prompt = _with_quality(_prompt({**row, data.prompt_key: value}, data, images=bool(images)), row, data)
+        prompt, images = _prompt(row, data)
+        prompt = _with_quality(prompt, row, data)
         return [Answer(prompt, _answer(_column(row, data.completion_key), data.completion_key), images)]
     return [Text(_text(row, data.text_key))]
-
-
-def _with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return a prompt or a chat with places for its images, those of the columns ``images`` or ``image`` among them, and all images."""
-    given = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
-    parts = [part for item in value if isinstance(item, Mapping) for part in _parts(item)] if is_list(value) else []
-    if not given and not any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts):
-        return value, ()
-    try:
-        prompt, found = lifted([Message(role="user", content=value)] if isinstance(value, str) else value, given)
-        return prompt, image_texts(found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RowError(key, f"has images that cannot be used: {error}") from error
-
-
-def _parts(item: Row) -> Sequence[Any]:
-    content: Any = item.get("content")
-    return content if is_list(content) else ()
 
 
 def _form_of(row: Row, data: DialogueDataConfig) -> str:
@@ -154,15 +129,15 @@ def pair(row: Row, data: PairsDataConfig) -> list[Example]:
     """
     chosen, rejected = _column(row, data.chosen_key), _column(row, data.rejected_key)
     if data.prompt_key in row:
-        prompt: Prompt = _prompt(row, data)
+        prompt, images = _prompt(row, data)
     else:
-        prompt, chosen, rejected = _common_beginning(chosen, rejected, data)
+        prompt, images, chosen, rejected = _common_beginning(chosen, rejected, row, data)
     good = _answer(_without(prompt, chosen), data.chosen_key)
     bad = _answer(_without(prompt, rejected), data.rejected_key)
     if good == bad:
         raise RowError(data.rejected_key, f"is the same as column {data.chosen_key!r}", "Leave out pairs without a preference.")
     margin = _number(row, data.margin_key) if isinstance(data, RewardDataConfig) and data.margin_key else None
-    return [Pair(prompt, good, bad, margin)]
+    return [Pair(prompt, good, bad, margin, images)]
 
 
 CELLS = {"true": True, "false": False, "1": True, "0": False}
@@ -178,12 +153,14 @@ def labelled(row: Row, data: LabelledDataConfig) -> list[Example]:
     if data.completion_key not in row and data.chosen_key in row:
         found = pair(row, data)[0]
         assert isinstance(found, Pair)
-        return [Labelled(found.prompt, found.chosen, True), Labelled(found.prompt, found.rejected, False)]
+        answers = ((found.chosen, True), (found.rejected, False))
+        return [Labelled(found.prompt, answer, label, found.images) for answer, label in answers]
     label = _column(row, data.label_key)
     label = CELLS.get(label.lower(), label) if isinstance(label, str) else label
     if label not in (True, False):  # 0 and 1 count, as other tools write them
         raise RowError(data.label_key, f"is neither true nor false: {_shown(label)}")
-    return [Labelled(_prompt(row, data), _answer(_column(row, data.completion_key), data.completion_key), bool(label))]
+    prompt, images = _prompt(row, data)
+    return [Labelled(prompt, _answer(_column(row, data.completion_key), data.completion_key), bool(label), images)]
 
 
 def steps(row: Row, data: StepsDataConfig) -> list[Example]:
@@ -200,7 +177,10 @@ def steps(row: Row, data: StepsDataConfig) -> list[Example]:
     for label in labels:
         if not isinstance(label, numbers.Real) or not 0 <= float(label) <= 1:
             raise RowError(data.label_key, f"holds {_shown(label)}, which is neither true, false nor a number from 0 to 1")
-    return [Steps(_prompt(row, data), tuple(texts), tuple(map(float, labels)))]
+    prompt, images = _prompt(row, data)
+    if images:
+        raise RowError(data.prompt_key, f"has {len(images)} images", "Steps are labelled on text alone.")
+    return [Steps(prompt, tuple(texts), tuple(map(float, labels)))]
 
 
 def _column(row: Row, key: str) -> Any:
@@ -226,16 +206,21 @@ def _number(row: Row, key: str) -> float:
     return float(value)
 
 
-def _prompt(row: Row, data: TuneDataConfig, *, images: bool = False) -> Prompt:
-    value = _column(row, data.prompt_key)
+def _prompt(row: Row, data: TuneDataConfig) -> tuple[Prompt, tuple[str, ...]]:
+    """Return the prompt of a row, a chat if it has images, and these."""
+    key = data.prompt_key
+    value = _column(row, key)
     if isinstance(value, str):
         if not value:
-            raise RowError(data.prompt_key, "is an empty text")
-        return data.input_template.format(value) if data.input_template else value
-    messages = _with_tools(_messages(value, data.prompt_key, images=images), row)
+            raise RowError(key, "is an empty text")
+        value = data.input_template.format(value) if data.input_template else value
+    value, images = with_images(value, row, key)
+    if isinstance(value, str):
+        return value, ()
+    messages = _with_tools(_messages(value, key, images=bool(images)), row)
     if messages[-1]["role"] == "assistant":
-        raise RowError(data.prompt_key, "ends with a message of the assistant, where the answer is to begin")
-    return messages
+        raise RowError(key, "ends with a message of the assistant, where the answer is to begin")
+    return messages, images
 
 
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
@@ -275,7 +260,7 @@ def _message(item: Mapping[str, Any], index: int, key: str, *, images: bool) -> 
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_call(call, place, key) for call in (calls if is_list(calls) else [calls])]
     content: Any = message.get("content", "" if calls else None)
-    if not (images and item["role"] != "assistant" and any(part == {"type": "image"} for part in _parts(item))):
+    if not (images and item["role"] != "assistant" and any(part == {"type": "image"} for part in parts_of(item))):
         content = _content(content, place, key)
     if content is None or not (content or calls):
         raise RowError(key, f"holds a message of {item['role']} whose content is no text, {place}: {_shown(item.get('content'))}")
@@ -341,18 +326,24 @@ def _without(prompt: Prompt, value: Any) -> Any:
     """Return a chat without the prompt that it repeats, as some data sets have it."""
     if isinstance(prompt, str) or not is_list(value) or len(value) <= len(prompt):
         return value
-    begins = all(isinstance(a, Mapping) and _is_text_of(a.get("content"), b["content"]) for a, b in zip(value, prompt, strict=False))
+    pairs = zip(value, prompt, strict=False)
+    begins = all(isinstance(a, Mapping) and _text_of(a.get("content")) == _text_of(b["content"]) for a, b in pairs)
     return list(value[len(prompt) :]) if begins else value
 
 
-def _is_text_of(content: Any, text: str) -> bool:
-    return (content if isinstance(content, str) else plain_text(content if is_list(content) else None)) == text
+def _text_of(content: Any) -> str:
+    return content if isinstance(content, str) else plain_text(content if is_list(content) else None)
 
 
-def _common_beginning(chosen: Any, rejected: Any, data: PairsDataConfig) -> tuple[Prompt, Any, Any]:
+def _common_beginning(chosen: Any, rejected: Any, row: Row, data: PairsDataConfig) -> tuple[Prompt, tuple[str, ...], Any, Any]:
+    """Return the prompt that two chats share, its images, and what follows it in each."""
     if not is_list(chosen) or not is_list(rejected):
         raise RowError(data.prompt_key, "is missing, and the answers are no chats that could hold the prompt", "Name it with --prompt-key.")
-    first, second = _messages(chosen, data.chosen_key), _messages(rejected, data.rejected_key)
+    (chosen, images), (rejected, others) = with_images(chosen, row, data.chosen_key), with_images(rejected, row, data.rejected_key)
+    if images != others:
+        raise RowError(data.rejected_key, f"has other images than column {data.chosen_key!r}", "Give both answers to the same pictures.")
+    first = _messages(chosen, data.chosen_key, images=bool(images))
+    second = _messages(rejected, data.rejected_key, images=bool(images))
     length = 0
     while length < min(len(first), len(second)) - 1 and first[length] == second[length]:
         length += 1
@@ -360,7 +351,7 @@ def _common_beginning(chosen: Any, rejected: Any, data: PairsDataConfig) -> tupl
         raise RowError(
             data.rejected_key, f"does not begin as column {data.chosen_key!r}, and there is no prompt", "Name it with --prompt-key."
         )
-    return first[:length], first[length:], second[length:]
+    return first[:length], images, first[length:], second[length:]
 
 
 def _with_tools(messages: list[Message], row: Row) -> list[Message]:
@@ -391,11 +382,6 @@ def _with_quality(prompt: Any, row: Row, data: DialogueDataConfig) -> Any:
         raise RowError(data.quality_key, "cannot be written anywhere: the chat has no message of the user")
     content = data.quality_template.format(prompt=prompt[last]["content"], quality=quality)
     return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
-
-
-def is_list(value: Any) -> bool:
-    """Return True for a sequence that is no text."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _shown(value: Any) -> str:

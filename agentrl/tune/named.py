@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from agentrl.tune.forms import Row, RowError, is_list
+from agentrl.tune.row_images import Row, RowError, is_list
 from agentrl.tune.settings import TuneDataConfig
 
 Item: TypeAlias = tuple[str, Row]

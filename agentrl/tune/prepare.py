@@ -21,6 +21,8 @@ from agentrl.tune.settings import TuneConfig
 
 SAMPLES = 3
 """Rows that are shown before training begins."""
+UNLIMITED = 2**31
+"""Images of a row: their tokens count in ``--max-length``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
 
 def image_reader(config: TuneConfig) -> ImageReader | None:
     """Return the reader of the images of rows; `None` for a model that reads text only."""
-    return open_reader(model_path(config), RolloutConfig(), trust_remote_code=config.model.trust_remote_code)
+    limits = RolloutConfig(max_images=UNLIMITED, max_image_pixels=config.data.max_image_pixels)
+    return open_reader(model_path(config), limits, trust_remote_code=config.model.trust_remote_code)
 
 
 def _check_images(config: TuneConfig, rows: Sequence[Row]) -> None:

@@ -67,6 +67,8 @@ class TuneDataConfig:
     """Tokens of a row at most, prompt included."""
     overlong: Literal["drop", "cut", "split"] = "drop"
     """Rows above ``--max-length``: ``drop`` them, ``cut`` off their end, or ``split`` plain text into several rows. They are counted."""
+    max_image_pixels: Count = 2**23
+    """Pixels of an image at most, for a model that reads images; a row with a larger one is refused."""
     prompt_key: Annotated[str, Alias("--input-key")] = "prompt"
     """Column that holds the prompt: text or a list of chat messages."""
     input_template: str = ""

@@ -116,7 +116,8 @@ class Collator:
     def _answers(self, rows: Sequence[Row], answers: Sequence[list[int]]) -> dict[str, Any]:
         prompts = [row["prompt_ids"] for row in rows]
         ids = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        return self._padded(ids, [[IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)])
+        labels = [[IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        return self._padded(ids, labels) | self._pixels(rows)
 
     def _padded(self, ids: Sequence[list[int]], labels: Sequence[list[Any]]) -> dict[str, Any]:
         """Return sequences as tensors. # [B, L] each."""

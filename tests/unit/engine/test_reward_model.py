@@ -8,10 +8,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer, LlamaConfig
 
 from agentrl.assets import tiny_model_path
-from agentrl.core.errors import ConfigError
+from agentrl.core.errors import ConfigError, RewardError
+from agentrl.core.language_models import sequence_classifier
 from agentrl.core.scoring import ScoreRequest
 from agentrl.core.types import Message
 from agentrl.engine.reward_model import RewardModel, RewardModelSettings
+from tests.image_support import read, reader_of
 
 TINY = str(tiny_model_path())
 TEXTS = ["2+2?", "What is 17+25? It is 42, because", "x"]
@@ -98,3 +100,31 @@ def test_another_chat_template_reads_messages_and_refuses_bare_episodes(tmp_path
     (expected,) = loaded(path).score([ScoreRequest(text="[user] 2+2?\n<|end|>[assistant] 4<|end|>")])
     assert found.values == pytest.approx(expected.values, abs=1e-5)
     loaded(path).check_texts(as_messages=False)  # without a policy texts are for this model
+
+
+def test_pictures_stand_where_the_text_has_their_placeholders(vision_model: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    reference = sequence_classifier(vision_model).from_pretrained(vision_model, num_labels=1)
+    reference.save_pretrained(tmp_path / "rm")
+    for file in Path(vision_model).iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            (tmp_path / "rm" / file.name).write_bytes(file.read_bytes())
+    model, reader = loaded(str(tmp_path / "rm")), reader_of(vision_model)
+    pictures = read(reader, 1, 2)
+    text = "<|user|><image>What?<|end|><|assistant|>"
+    requests = [
+        ScoreRequest(text=text + answer, images=(image.data,)) for answer, image in zip(("red", "a blue one"), pictures, strict=True)
+    ]
+    found = [answer.values[0] for answer in model.score([*requests, ScoreRequest(text="no picture")])]
+    tokenizer = AutoTokenizer.from_pretrained(vision_model)
+    for request, image, value in zip(requests, pictures, found, strict=False):
+        ids, _ = reader.expand(tokenizer(request.text + "<|end|>", add_special_tokens=False).input_ids, [image])
+        pixels = {name: torch.tensor(tensor.array) for name, tensor in image.tensors.items()}
+        with torch.no_grad():
+            assert value == pytest.approx(reference(torch.tensor([ids]), **pixels).logits.item(), abs=1e-5)
+    with pytest.raises(RewardError, match="1 placeholders of images, and there are 2 images"):
+        model.score([ScoreRequest(text=text, images=(pictures[0].data, pictures[1].data))])
+    with pytest.raises(RewardError, match="tokens of a text with images are more than 6"):
+        loaded(str(tmp_path / "rm"), max_tokens=6).score([requests[0]])
+    with pytest.raises(RewardError, match="reads text only, and the episode has 1 images"):
+        loaded(saved(tmp_path / "text")).score([ScoreRequest(text="What?", images=(pictures[0].data,))])

@@ -11,10 +11,12 @@ from agentrl import StepResult
 from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import RewardError
+from agentrl.core.images import PlacedImage
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.types import EvalSampling, FinishReason, GroupRequest, Status, Trajectory
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.settings import EpisodeSettings
+from tests.image_support import picture, reader_of
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene, env_class, says
 
@@ -90,6 +92,19 @@ async def test_the_model_reads_what_the_policy_read_and_wrote() -> None:
     ((request,), turns) = scorer.requests, trajectories[0].turns
     assert request.text == "".join(turn.prompt_text + turn.text for turn in turns)
     assert [request.text[begin:end] for begin, end in request.spans] == ["one<|im_end|>", "two<|im_end|>"]
+
+
+@pytest.mark.parametrize("agent", ["env.py", ANSWER])
+async def test_the_model_sees_the_pictures_of_the_context_in_their_order(agent: str, vision_model: str) -> None:
+    images = reader_of(vision_model).read_here([picture(1), picture(2)])
+    (trajectory,), scorer = await played(2), Fixed(1.0)
+    turns = tuple(replace(turn, images=(PlacedImage(0, image),)) for turn, image in zip(trajectory.turns, images, strict=True))
+    asked = replace(GROUP_REQUEST, task=replace(TASK, images=("a.png", "b.png")))
+    await judge({"a": scorer}, (replace(trajectory, turns=turns),), asked, agent)
+    (request,) = scorer.requests
+    assert request.images == (images[0].data, images[1].data)
+    parts = [part["type"] for part in request.messages[0]["content"]] if request.messages else []
+    assert parts == (["image", "image", "text"] if agent == ANSWER else [])
 
 
 async def test_a_process_reward_model_pays_each_turn() -> None:

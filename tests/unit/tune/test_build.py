@@ -82,7 +82,7 @@ class Loaded(torch.nn.Module):
 
 
 def test_the_frozen_model_is_the_teacher_the_reference_or_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.AutoModelForCausalLM, "from_pretrained", lambda name, **_: Loaded(name))
+    monkeypatch.setattr(build, "language_model", lambda name, **_: type("Kind", (), {"from_pretrained": lambda name, **_: Loaded(name)}))
     args: Any = type("Arguments", (), {"bf16": False, "device": "cpu"})
     found = build._frozen_model(config(reference="other"), args)
     assert (found.name, found.training, found.weight.requires_grad) == ("other", False, False)

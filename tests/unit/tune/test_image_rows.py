@@ -13,10 +13,11 @@ from agentrl.env.images import image_text
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.encode import IGNORED, Encoder, fingerprint
-from agentrl.tune.forms import RowError, dialogue, pair
+from agentrl.tune.forms import dialogue
 from agentrl.tune.objectives import inputs_of
 from agentrl.tune.prepare import _check_images
-from agentrl.tune.settings import DpoConfig, SftConfig, SftDataConfig, SftMethodConfig
+from agentrl.tune.row_images import RowError
+from agentrl.tune.settings import SftConfig, SftDataConfig, SftMethodConfig
 from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of
 
@@ -91,9 +92,9 @@ def test_damaged_images_and_models_of_text_are_refused_by_name(codec: TextCodec,
         encoded(codec, None, {"messages": CHAT, "images": PICTURES[:1]})
 
 
-def test_other_methods_refuse_parts_that_are_no_text() -> None:
-    with pytest.raises(RowError, match="part of the type image"):
-        pair({"prompt": CHAT[:1], "chosen": "red", "rejected": "blue"}, DpoConfig().data)
+def test_text_that_spells_a_placeholder_in_raw_text_is_refused(codec: TextCodec, reader: ImageReader) -> None:
+    with pytest.raises(DataError, match="1 placeholders of images, and there are 0 images"):
+        encoded(codec, reader, {"text": "A <image> here"})
 
 
 def test_packing_is_refused(codec: TextCodec, reader: ImageReader) -> None:
