@@ -34,7 +34,7 @@ DEALS = 99
 async def check_learning(context: Context) -> None:
     """Try constant answers and a search, then judge all episodes that were played."""
     context.watch.tag = ""
-    if reason := _in_the_way(context):
+    if reason := in_the_way(context):
         context.report.skipped.append(f"whether there is something to learn: {reason}")
     else:
         await _try_constants(context)
@@ -52,7 +52,7 @@ async def check_learning(context: Context) -> None:
         context.report.policies.append(row)
 
 
-def _in_the_way(context: Context) -> str:
+def in_the_way(context: Context) -> str:
     """Return the reason not to play hundreds of further episodes; empty if there is none."""
     if any(played.error is not None for played in context.played):
         return "some episodes failed"

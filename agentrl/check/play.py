@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,13 +17,16 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, GroupRequest, Prompt, Sampling, Task
 from agentrl.env.agent import AgentClass, StepState
 from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.images import image_text
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
 from agentrl.env.results import bad_result
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.images import decoded, image_bytes
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession, written_turn
 from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.template import plain_text
 
 CLOSE_TIMEOUT_S = 10.0
 """Deadline of `close`, as in a run."""
@@ -111,6 +115,8 @@ class CheckedEpisode:
     method: str = "reset"  # in which the failure happened
     agents: tuple[str, ...] = ("",)
     images: tuple[str, int] | None = None  # method that first gave some to the model, and how many
+    pictures: list[str] = field(default_factory=list)  # a hash of each, in the order in which they were shown
+    unreadable: str = ""  # problem of the first of them that cannot be read
 
     @property
     def good(self) -> bool:
@@ -185,6 +191,7 @@ class TextEpisode:
         self._openings: Mapping[str, Prompt] = {}
         self._agents: set[str] = set()  # those that have read something
         self._tokens: dict[str, int] = {}  # conversation -> tokens so far
+        self._shown: dict[str, int] = {}  # conversation -> images so far
 
     async def run(self) -> CheckedEpisode:
         """Play until the episode ends, fails, or is left by the policy; a failure is noted in `played`, not raised."""
@@ -224,8 +231,7 @@ class TextEpisode:
     async def _sample(self, request: GenerationRequest) -> Generation:
         """Return the tokens of the turn that the policy writes; an `EngineError` if it leaves the episode."""
         self._count(request)
-        if request.images and self.played.images is None:
-            self.played.images = ("step" if self.played.turns else "reset", len(request.images))
+        self._look(request)
         if self._gate is not None:
             await self._gate()
         played = self.played
@@ -241,6 +247,19 @@ class TextEpisode:
         generation = self._generation(text, request.sampling)
         self._tokens[request.session] += len(generation.token_ids)
         return generation
+
+    def _look(self, request: GenerationRequest) -> None:
+        """Note the images that are shown for the first time."""
+        played, limits = self.played, self._player.settings.rollout
+        if request.images and played.images is None:
+            played.images = ("step" if played.turns else "reset", len(request.images))
+        if len(request.images) > limits.max_images and not played.unreadable:
+            played.unreadable = f"{len(request.images)} images are more than {limits.max_images} (--max-images)"
+        for image in request.images[self._shown.get(request.session, 0) :]:
+            digest, problem = look_at(image, limits.max_image_pixels)
+            played.pictures.append(digest)
+            played.unreadable = played.unreadable or problem
+        self._shown[request.session] = len(request.images)
 
     def _count(self, request: GenerationRequest) -> None:
         """Note how many tokens are read before this turn."""
@@ -310,7 +329,13 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
 
 def plain(value: Prompt) -> str:
     """Text of a prompt or of an observation."""
-    if isinstance(value, str):
-        return str(value)
-    contents = (message.get("content") for message in value)
-    return "\n".join("" if content is None else str(content) for content in contents)
+    return str(value) if isinstance(value, str) else "\n".join(plain_text(message.get("content")) for message in value)
+
+
+def look_at(image: Any, max_pixels: int) -> tuple[str, str]:
+    """Return a hash of what an image shows, and why it cannot be read; "" if it can."""
+    try:
+        picture = decoded(image_bytes(image_text(image)), max_pixels)
+    except (ValueError, OSError) as error:
+        return repr(image)[:80], str(error)
+    return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest(), ""

@@ -42,6 +42,7 @@ SIGNS = {
     "raised EOFError: EOF when reading a line": "reads-input",
     "raised RuntimeError: input(): lost sys.stdin": "reads-input",
     "raised MemoryError": "exceeds-memory",
+    "parts for images and there are": "images-broken",
 }
 """Beginnings of errors that are no matter of the text, and their rules."""
 _RETURNED = re.compile(r" returned (\w+)")
@@ -117,9 +118,12 @@ async def _look_for_leaks(context: Context, played: CheckedEpisode, held: int, r
 
 
 def _report(context: Context, played: CheckedEpisode) -> None:
-    if played.images is not None and not reads_images(context.settings.model.model):
+    if played.images is not None:
         method, count = played.images
-        context.found("images-unread", method, f"{count} image{'s' * (count != 1)} for the model (task {played.task.id!r})")
+        if not reads_images(context.settings.model.model):
+            context.found("images-unread", method, f"{count} image{'s' * (count != 1)} for the model (task {played.task.id!r})")
+        elif played.unreadable:
+            context.found("images-broken", method, f"{played.unreadable} (task {played.task.id!r})")
     if played.error is not None:
         method = "__init__" if _raised_in_init(played.error) else played.method
         context.found(rule_of(played.error, played.method), method, _seen(played))

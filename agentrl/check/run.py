@@ -25,6 +25,7 @@ from agentrl.check.findings import CheckSettings, Report
 from agentrl.check.harness import check_harness
 from agentrl.check.learning import check_learning
 from agentrl.check.memory import check_memory, limit_memory
+from agentrl.check.pictures import check_pictures
 from agentrl.check.play import make_player
 from agentrl.check.probe import Effects, Unanswered, Watch, importing, watch_background, watch_tasks
 from agentrl.check.resources import check_resources, running_processes
@@ -137,6 +138,7 @@ async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
         "determinism": check_determinism,
         "a second process": lambda context: check_elsewhere(context, command if settings.elsewhere else ()),
         "learning": check_learning,
+        "pictures": check_pictures,
         "speed": check_speed,
         "text": check_text,
         "leaks": check_leaks,

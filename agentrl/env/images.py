@@ -82,6 +82,21 @@ def lifted(prompt: Prompt, images: Iterable[Any]) -> tuple[Prompt, list[Any]]:
     return messages, ordered or left
 
 
+def without_images(prompt: Prompt, images: Iterable[Any]) -> tuple[Prompt, list[Any]]:
+    """Return a prompt without its parts for images, and the images as `lifted` has them, for a model that reads text only.
+
+    Raises:
+        ValueError: If there are more or fewer images than parts for them.
+    """
+    _, ordered = lifted(prompt, images)
+    return prompt if isinstance(prompt, str) else [_without_parts(message) for message in prompt], ordered
+
+
+def _without_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [part for part in content if not _is_image(part)]} if isinstance(content, list | tuple) else message
+
+
 def _lifted_message(message: Message, waiting: Any, ordered: list[Any]) -> Message:
     if isinstance(content := message.get("content"), str) or not any(map(_is_image, content or ())):
         return message

@@ -12,7 +12,7 @@ from agentrl.core.errors import EnvResultError
 from agentrl.core.images import PlacedImage, compacted
 from agentrl.core.types import Message, Prompt, Sampling, Turn, as_messages
 from agentrl.env.agent import StepResult
-from agentrl.env.images import lifted
+from agentrl.env.images import lifted, without_images
 from agentrl.env.results import RawText
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.recorder import Recorder
@@ -121,11 +121,9 @@ class Conversation:
         await self._place(images)
 
     def _lifted(self, prompt: Prompt, images: Sequence[Any]) -> tuple[Prompt, Sequence[Any]]:
-        """Return a prompt with places for its images, and all of these in order; as it is for a model that reads text only."""
-        if self._codec.images is None:
-            return prompt, images
+        """Return a prompt with places for its images, and all of these in order; without places for a model that reads text only."""
         try:
-            return lifted(prompt, images)
+            return (without_images if self._codec.images is None else lifted)(prompt, images)
         except ValueError as error:
             raise EnvResultError(str(error)) from error
 

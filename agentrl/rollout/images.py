@@ -86,7 +86,7 @@ class ImageReader:
             text = image_text(image)
             name = _name_of(text)
             if (found := self._known.get(name)) is None:
-                found = self._processed(_bytes_of(text))
+                found = self._processed(image_bytes(text))
                 self._known[name] = found
         except (ValueError, OSError) as error:
             raise EnvResultError(f"image {place}: {error}") from error
@@ -227,8 +227,13 @@ def _name_of(text: str) -> str:
     return "text-" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _bytes_of(text: str) -> bytes:
-    """Return the bytes of a data URL or of a file."""
+def image_bytes(text: str) -> bytes:
+    """Return the bytes of a data URL or of a file.
+
+    Raises:
+        ValueError: If it is a damaged data URL, or an address of another machine.
+        OSError: If there is no such file.
+    """
     if text.startswith("data:"):
         head, _, body = text.partition(",")
         if not head.endswith(";base64"):

@@ -22,6 +22,8 @@ ELSEWHERE = {
     "reward-unseen",
     "score-clipped",
     "template-refuses",
+    "images-broken",
+    "images-idle",
     "loads-only-here",
     "solution-fails",
     "nothing-earns",
