@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["environment_paths", "located_model", "tiny_model_path"]
+__all__ = ["VISION_MODEL", "environment_paths", "located_model", "tiny_model_path"]
 
 VISION_MODEL = "tiny-vision"
 """Name of the bundled model that reads images."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from agentrl.assets import VISION_MODEL
 from agentrl.config.commands import PLAY, TINY
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.load import load
@@ -28,7 +29,7 @@ def open_session(config: PlayConfig) -> PlaySession:
     from agentrl.rollout.tasks import open_tasks
 
     watching, play = config.model.model, config.play
-    config = changed(config, model=play.tokenizer if not watching else "" if watching == TINY else watching)
+    config = changed(config, model=(play.tokenizer or VISION_MODEL) if not watching else "" if watching == TINY else watching)
     spec = load_agent(config.run.agent)
     check_servers(spec, config.sandbox.mcp)
     if hasattr(sys.stdin, "reconfigure"):

@@ -74,7 +74,7 @@ class PlayOptions:
     """Progress of a play session, and what it shows."""
 
     tokenizer: str = ""
-    """Model whose tokenizer and chat template are used when you play. Default: the tiny one's."""
+    """Model whose tokenizer and chat template are used when you play. Default: those of the bundled models, with pictures."""
     task: str = ""
     """Begin with this task: its id, or its number in the environment's own order, from 0."""
     episodes: CountOrZero = 0

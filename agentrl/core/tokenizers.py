@@ -35,7 +35,8 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False, flag: str = "
 
     remedy, empty = "Give a Hugging Face directory or hub name.", "has no files of a tokenizer"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        with quiet_transformers():  # which complains of the default configuration of some families, whatever the model's own says
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         problem = empty if "instantiate the backend tokenizer" in reason else f"its tokenizer cannot be loaded: {reason}"

@@ -51,9 +51,18 @@ def image_texts(images: Iterable[Any]) -> tuple[str, ...]:
 
 def data_url(data: bytes) -> str:
     """Return a data URL of the bytes of a file."""
-    kind = next((name for start, name in KINDS.items() if data.startswith(start)), "")
+    kind = _kind_of(data)
     media = f"image/{kind}" if kind else "application/octet-stream"
     return f"data:{media};base64,{base64.b64encode(data).decode()}"
+
+
+def file_suffix(data: bytes) -> str:
+    """Return the end of the name of a file with these bytes, such as ``.png``."""
+    return f".{_kind_of(data) or 'bin'}"
+
+
+def _kind_of(data: bytes) -> str:
+    return next((name for start, name in KINDS.items() if data.startswith(start)), "")
 
 
 def lifted(prompt: Prompt, images: Iterable[Any]) -> tuple[Prompt, list[Any]]:

@@ -129,9 +129,11 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
     first, parts = records[0], parts_of(run, records)
     views, branches = turn_views(parts, run.texts)
     images = images_of(records)
+    own = [index for index, image in enumerate(images) if image.number is None]
     for view in views:
         place = (view["trajectory"], view["number"])
         view["images"] = [index for index, image in enumerate(images) if (image.trajectory, image.number) == place]
+        view["pictures"] = _pictures(view["pictures"], own, view["images"])
     shown = {index for view in views for index in view["images"]}
     name, group, values = str(first.get("episode_id", episode)), group_of(run, first), ranges(views)
     before, after = _neighbours(run, name)
@@ -192,6 +194,12 @@ def _trajectory(part: Part) -> dict[str, Any]:
         "trained_step": part.step,
         "mask_text": MASK_TEXTS[about["mask"]],
     }
+
+
+def _pictures(blocks: Sequence[Any], of_task: list[int], of_turn: list[int]) -> list[dict[str, Any]]:
+    """Return the numbers of the images that a turn's prompt has, with the blocks of their tokens; none if they cannot be told."""
+    numbers = next((each for each in (of_turn, [*of_task, *of_turn]) if len(each) == len(blocks)), [])
+    return [{"image": number, "blocks": each} for number, each in zip(numbers, blocks, strict=False)]
 
 
 def task_answer(record: Record) -> dict[str, Any]:

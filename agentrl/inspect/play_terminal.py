@@ -11,6 +11,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Message, Prompt, Status, Trajectory
 from agentrl.env.results import RawText
 from agentrl.inspect.episodes import show_logprobs
+from agentrl.inspect.pictures import PictureScreen
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent
 from agentrl.track.text import Screen, counted
@@ -145,6 +146,7 @@ class PlayScreen:
         self._screen, self._codec = screen, codec
         self._system_prompt, self._chat, self._model, self._logprobs = system_prompt, chat, model, logprobs
         self.tokens = tokens
+        self._pictures = PictureScreen(screen)
         self._read: dict[str, int] = {}  # conversation -> tokens of it that were shown
         self._latest: list[int] = []  # every token that was read and written for the latest answer, and that answer
         self._told = False  # whether the environment says what is read; an executor does not
@@ -162,6 +164,7 @@ class PlayScreen:
     def begin(self, title: str) -> None:
         """Print the heading of an episode."""
         self._read, self._latest, self._told = {}, [], False
+        self._pictures.begin()
         self._screen.line()
         self._screen.line((title, "bold"))
 
@@ -176,7 +179,7 @@ class PlayScreen:
         self._numbers("info", result.info)
 
     def asked(self, request: GenerationRequest) -> None:
-        """Take in what is to be answered, and print its new tokens on request."""
+        """Take in what is to be answered, and print its new images, and on request its new tokens."""
         self._latest = request.prompt_ids.tolist()
         shown = self._read.get(request.session, 0)
         new = self._latest[shown:]
@@ -184,6 +187,7 @@ class PlayScreen:
         if not self._told:
             self._screen.line(("reads", "bold blue"))
             self._screen.line(self._codec.decode(new), indent=2)
+        self._pictures.show(each.image for each in request.placed if each.place >= shown)
         if self.tokens:
             most, left = new[:FEW], len(new) - FEW
             self._ids(f"reads {len(new)} tokens, {len(request.prompt_ids)} in all", most, f" and {left} more" if left > 0 else "")

@@ -146,6 +146,7 @@ def _view(turn: Record, number: int, part: Part, branch: int, texts: TokenTexts 
         "reward_parts": turn.get("reward_parts") or {},
         "temperature": turn.get("temperature"),
         "info": turn.get("info") or {},
+        "pictures": _list(turn, "pictures"),
         "prompt": {"ids": ids, "pieces": texts.pieces(ids) if texts is not None else None},
     }
 

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import EngineLimits
 from agentrl.core.types import EvalSampling, FinishReason, Group, GroupRequest, Task, Trajectory, Turn, floats, ints
+from agentrl.env.images import data_url
+from agentrl.rollout.patches import blocks_of
 
 PLAIN = (str, bool, int, float, type(None))
 MAX_IMAGES = 500_000
@@ -49,8 +52,8 @@ def trajectory_record(group_request: GroupRequest, trajectory: Trajectory, limit
     }
     if trajectory.forked_turns:
         record |= {"forked_from": trajectory.forked_from, "forked_turns": trajectory.forked_turns}
-    if trajectory.images:
-        record["images"] = _images(trajectory.images)
+    if images := trajectory.images or _sent(trajectory, group_request.task):
+        record["images"] = _images(images)
     if trajectory.model_scores:
         record["model_scores"] = {name: list(scores) for name, scores in trajectory.model_scores.items()}
     if group_request.with_messages:
@@ -168,6 +171,17 @@ def _task(task: Task) -> dict[str, Any]:
     }
 
 
+def _sent(trajectory: Trajectory, task: Task) -> list[tuple[int, Any]]:
+    """Images that user code, such as a black-box agent, sent beside those of the task, with the numbers of their turns.
+
+    None if the task names files, which cannot be told from what was sent without reading them.
+    """
+    if not all(str(image).startswith("data:") for image in task.images):
+        return []
+    pairs = [(turn.number, data_url(each.image.data)) for turn in trajectory.turns for each in turn.images]
+    return [(number, url) for number, url in pairs if url not in task.images]
+
+
 def _images(images: Sequence[tuple[int, Any]]) -> list[list[Any]]:
     """Images as paths and data URLs with the numbers of their turns; in place of others, and of those that are too large, what they are."""
     found: list[list[Any]] = []
@@ -198,8 +212,14 @@ def _turn(turn: Turn) -> dict[str, Any]:
         **({"reward_parts": dict(turn.reward_parts)} if turn.reward_parts else {}),
         **({"masked": turn.masked} if turn.masked else {}),
         **({"state_key": turn.state_key} if turn.state_key is not None else {}),
+        **({"pictures": [_blocks(each) for each in turn.images]} if turn.images else {}),
         **{name: text for name in ("branch_reason", "helper", "rewritten") if (text := getattr(turn, name))},
     }
+
+
+def _blocks(placed: PlacedImage) -> list[list[float]]:
+    """Blocks of an image's tokens, as `blocks_of` says, with their places among the tokens of the prompt."""
+    return [[placed.place + block[0], *(round(value, 6) for value in block[1:])] for block in blocks_of(placed.image)]
 
 
 def _is_made_of(value: Any, *kinds: type) -> bool:

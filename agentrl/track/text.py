@@ -118,6 +118,12 @@ class Screen:
         """True if characters beyond ASCII can be shown."""
         return self.console.encoding.lower().startswith("utf")
 
+    @property
+    def paints(self) -> bool:
+        """True if pictures can be made of coloured characters."""
+        console = self.console
+        return console.is_terminal and self.unicode and not console.no_color and console.color_system in ("256", "truecolor")
+
     def labelled(self, label: str, text: str, style: str = "bold cyan", *, whole: bool = False) -> None:
         """Print a text behind its label; in a terminal between words and under its beginning, or with `whole` on one line, to be copied."""
         shown = f"{label:<{LABEL_WIDTH}}"

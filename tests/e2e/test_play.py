@@ -209,6 +209,16 @@ def test_a_model_that_reads_images_is_watched(piped: Callable[..., Done]) -> Non
     assert "finished after 1 turn" in done.out
 
 
+def test_pictures_are_shown_before_each_turn(piped: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = piped(str(ENVS / "picture_grid.py"), "--task", "0", text="left\nright\nnorth\n")
+    assert done.code == 0, done.err
+    shown = re.findall(r"picture (\d): 64 x 64 pixels, \d+ tokens, (\S+)\n", done.out)
+    assert [number for number, _ in shown] == ["1", "2", "3"]
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for _, path in shown)
+    assert "finished after 3 turns" in done.out
+
+
 def test_tools_are_listed_and_the_text_has_the_latest_answer(tmp_path: Path, piped: Callable[..., Done]) -> None:
     env = env_file(
         tmp_path,

@@ -50,13 +50,17 @@ function Pieces({ turn, paint, cells, chosen, find, mask, from = 0 }) {
   return html`<pre class="text sampled">${shown}</pre>${limit < pieces.length && html`<button type="button" onClick=${() => setAll(true)}>all ${pieces.length} tokens</button>`}`;
 }
 
-export function Given({ turn, cells, find }) {
+export function Given({ turn, cells, find, patches }) {
   if (cells && turn.prompt && turn.prompt.ids.length) {
     const pieces = piecesOf(turn.prompt);
     const marked = foundTokens(pieces, find);
-    return html`<div class="message given"><div class="role">${plural(pieces.length, "token")} given</div><pre class="text">${pieces.slice(0, LONG * 4).map(
-      (piece, index) => html`<span key=${index} class=${`token cell${marked.has(index) ? " found" : ""}`} title=${`token ${turn.prompt.ids[index]}`}>${spelled(piece)}</span>`,
-    )}</pre></div>`;
+    const cell = (piece, index) => {
+      const patch = patches ? patches.get(index) : undefined;
+      const kind = `token cell${marked.has(index) ? " found" : ""}${patch ? " patch" : ""}`;
+      const title = `token ${turn.prompt.ids[index]}${patch ? `, ${patch.title}` : ""}`;
+      return html`<span key=${index} class=${kind} title=${title} style=${patch ? patch.style : {}}>${patch ? "" : spelled(piece)}</span>`;
+    };
+    return html`<div class="message given"><div class="role">${plural(pieces.length, "token")} given</div><pre class="text">${pieces.slice(0, LONG * 4).map(cell)}</pre></div>`;
   }
   if (turn.prompt_messages) {
     return turn.prompt_messages.filter((message) => message.text).map((message, index) => html`<div class="message given" key=${index}><div class="role">${message.role}</div><${LongText} text=${message.text} find=${find} /></div>`);
@@ -86,14 +90,14 @@ function head(turn, several) {
   ].filter(Boolean).join(" · ");
 }
 
-export function Turn({ turn, spans, images, paint, form, colour, chosen, find, branch, several, style }) {
+export function Turn({ turn, spans, images, patches, paint, form, colour, chosen, find, branch, several, style }) {
   const cells = form === "tokens";
   return html`<section class="turn" id=${`turn-${turn.turn}`} data-turn-box=${turn.turn} style=${style}>
     <header><b>turn ${turn.turn + 1}</b><span class="dim">${head(turn, several)}</span>${branch && html`<span class="badge">${branch}</span>`}
       ${turn.unanswered && html`<span class="badge bad">the environment did not answer</span>`}
       ${turn.fresh && turn.turn > 0 && html`<span class="badge">context begun anew${turn.branch_reason ? `: ${turn.branch_reason}` : ""}</span>`}
       ${turn.masked && html`<span class="badge warn">not trained: ${turn.masked}</span>`}</header>
-    <${Given} turn=${turn} cells=${cells} find=${find} />${images}
+    <${Given} turn=${turn} cells=${cells} find=${find} patches=${patches} />${images}
     <div class="message"><div class="role">${turn.agent || "model"}${turn.tokens.pieces && turn.tokens.exact === false ? " (the texts of its tokens, each read alone, do not make up its text)" : ""}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>
     ${turn.rewritten && html`<details class="rewritten"><summary><span class="badge">rewritten by the client</span> its next request had this in place of the answer; the sampled tokens count</summary><pre>${turn.rewritten}</pre></details>`}
     <${Paid} turn=${turn} spans=${spans} /></section>`;

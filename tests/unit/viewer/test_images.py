@@ -41,6 +41,29 @@ def test_images_of_observations_stand_before_the_turn_that_reads_them(tmp_path):
     assert found == [(PNG, "image/png"), (JPEG, "image/jpeg"), (b"GIF89a0", "image/gif"), (WEBP, "image/webp"), None]
 
 
+def with_pictures(run, pictures, task=()):
+    """The same run whose first turns have these blocks, one list a turn, and whose task has images."""
+    file = run.path / "trajectories.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        row["task"]["images"] = list(task)
+        row["turns"] = [{**turn, "pictures": blocks} for turn, blocks in zip(row["turns"], pictures, strict=False)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run.path / "trajectories.index.jsonl").unlink()
+    return RunReader(run.path).open()
+
+
+def test_the_images_of_a_prompt_are_told_apart_with_the_blocks_of_their_tokens(tmp_path):
+    one, two, three = ([[place, 2, 2, 0, 0, 1, 1]] for place in (2, 9, 16))
+    run = made(tmp_path / "run", ((0, url(PNG)), (1, url(JPEG))))
+    turns = episode_answer(with_pictures(run, [[one, two, three], [one]], [url(WEBP), url(PNG)]), "0-0-0")["turns"]
+    assert turns[0]["pictures"] == [{"image": place, "blocks": blocks} for place, blocks in enumerate((one, two, three))]
+    assert turns[1]["pictures"] == [{"image": 3, "blocks": one}]
+    other = made(tmp_path / "other", ((0, url(PNG)), (1, url(JPEG))))
+    turns = episode_answer(with_pictures(other, [[one, two], [one, two]]), "0-0-0")["turns"]
+    assert [turn["pictures"] for turn in turns] == [[], []]  # more than the record names
+
+
 @pytest.mark.parametrize(
     "source",
     [

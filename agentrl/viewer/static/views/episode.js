@@ -5,7 +5,7 @@ import { lineage, BranchTree } from "../branches.js";
 import { CopyButton } from "../copy.js";
 import { TokenFigures } from "../figures.js";
 import { number, plural, seconds, valueText } from "../format.js";
-import { Images } from "../images.js";
+import { Images, imagesOf, imagesOfTask, patchesOf, sourceOf } from "../images.js";
 import { useKeys } from "../keys.js";
 import { Lanes, laneOf } from "../lanes.js";
 import { Empty, Facts, StatusBadge } from "../legend.js";
@@ -158,10 +158,10 @@ export function EpisodeView({ run, info, name, query }) {
   const branches = episode.branches || [];
   const path = query.branch === undefined ? null : lineage(branches, Number(query.branch));
   const turns = episode.turns.filter((turn) => !path || path.has(turn.branch));
-  const box = (turn, row) => html`<${Turn} key=${turn.turn} turn=${turn} images=${html`<${Images} run=${run} episode=${episode} numbers=${turn.images || []} what=${`shown before turn ${turn.turn + 1}`} />`} spans=${spansOf(episode, turn)} paint=${paint} form=${form} colour=${colour}
+  const box = (turn, row) => html`<${Turn} key=${turn.turn} turn=${turn} images=${html`<${Images} run=${run} episode=${episode} numbers=${imagesOf(turn)} what=${`shown before turn ${turn.turn + 1}`} />`} patches=${form === "tokens" && patchesOf(turn, (index) => sourceOf(run, episode, index))} spans=${spansOf(episode, turn)} paint=${paint} form=${form} colour=${colour}
     chosen=${chosen && chosen.turn === turn.turn ? chosen.token : -1} find=${find} several=${several} branch=${branches.length > agents.length ? `branch ${turn.branch + 1}` : ""}
     style=${lanes ? { gridColumn: String(agents.indexOf(turn.agent) + 1), gridRow: String(row + 1) } : {}} />`;
-  return html`<div class="split"><div><${Head} run=${run} episode=${episode} foreign=${info.kind === "foreign"} /><${Images} run=${run} episode=${episode} numbers=${Array.from({ length: episode.task.images || 0 }, (_, index) => index)} what="of the task" />
+  return html`<div class="split"><div><${Head} run=${run} episode=${episode} foreign=${info.kind === "foreign"} /><${Images} run=${run} episode=${episode} numbers=${imagesOfTask(episode)} what="of the task" />
       ${branches.length > 1 && branches.length > agents.length && html`<${BranchTree} branches=${branches} chosen=${query.branch === undefined ? null : Number(query.branch)} several=${several} />`}
       <${Controls} episode=${episode} form=${form} colour=${colour} find=${find} lanes=${lanes} several=${several} />
       ${!turns.length && html`<${Empty}>No turn is recorded: the model was not asked before the episode ended.<//>`}
