@@ -43,7 +43,7 @@ def optimizer_state(learner: Any, folder: Path) -> dict[str, Tensor]:
     layout, found = read_tensors(folder / "rank-0.pt")["layout"], {}
     models = learner._started.models
     for kind, engine in (("policy", models.policy), ("critic", models.critic)):
-        saved = saved_engine(folder / kind, layout, engine.module, EVERYTHING["learner"]["weight_decay"])
+        saved = saved_engine(folder / kind, layout, engine.module, learner._started.settings.learner)
         for name, _ in engine.module.named_parameters():
             found[f"{kind} {name}"] = saved[name].clone()
             found |= {f"{kind} {name} {key}": moment.clone() for key in MOMENTS if (moment := saved.moment(name, key)) is not None}

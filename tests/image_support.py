@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.config.schema import RolloutConfig
+from agentrl.config.episodes import RolloutConfig
 from agentrl.core.images import ImageInput, PlacedImage
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.rollout.images import ImageReader, open_reader

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from agentrl.certify.results import Comparison, Verdict
-from agentrl.config.schema import EndpointConfig
+from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import AgentRLError, ConfigError, EnvResultError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Message

@@ -155,7 +155,7 @@ def _shared_gpus_are_divided(config: TrainConfig) -> None:
         problem = "engines and learner take turns with --colocate, so nothing is generated while it trains"
         remedy = "Leave out --async, or add --sleep-level 0, with which both stay in GPU memory."
         raise ConfigError("--async" if config.flow.asynchronous else "--max-staleness", config.flow.staleness, problem, remedy)
-    if weights.sleeps and config.learner.zero_stage < 2 and config.learner.learner_dtype != "float32":
+    if weights.sleeps and config.learner.zero_stage < 2 and config.learner.dtype("cuda") != "float32":
         problem = "cannot be moved to CPU memory in bfloat16, which --colocate does while engines generate"
         raise ConfigError("--zero-stage", config.learner.zero_stage, problem, "Use --zero-stage 2, or --sleep-level 0.")
     if weights.sleep_level == 2 and config.weights.publish == "adapter":

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from agentrl.config.episodes import SamplingConfig
 from agentrl.config.record import Record
-from agentrl.config.schema import EvalConfig, PlaySettings, SamplingConfig
+from agentrl.config.schema import EvalConfig, PlaySettings
 from agentrl.core.settings import Count, CountOrZero, NonNegative, ResumeMayChange
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
+from agentrl.config.optimizers import BETAS, OPTIMIZERS, OptimizerName
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
 
 
@@ -17,7 +18,8 @@ class LearnerConfig:
     num_learners: Annotated[Count, ResumeMayChange, Alias("--actor-num-gpus-per-node")] = 1
     """Data-parallel learner ranks."""
     zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 2
-    """DeepSpeed ZeRO stage, 0 to 3; in bfloat16 0 means 1, which sums the gradients of micro-batches in float32."""
+    """DeepSpeed ZeRO stage, 0 to 3; in bfloat16 0 means 1, which sums the gradients of micro-batches in float32. By optimizer: 0 for
+    ``muon`` and ``adafactor``, unless given."""
     zero_hpz_size: Count = 1
     """Ranks, those of one machine, that also hold the whole parameters among themselves, so that the backward pass gathers no weights from
     other machines (hpZ, ZeRO 3); divides ``--num-learners``."""
@@ -28,7 +30,7 @@ class LearnerConfig:
     fp32_communication: bool = False
     """Sum gradients over ranks in float32 where training is in bfloat16; twice the traffic (ZeRO 1 to 3)."""
     learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU."""
+    """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU; float32 for ``--optimizer muon`` and ``adafactor``."""
     learning_rate: Annotated[Positive, Alias("--actor-learning-rate")] = 5e-4
     """Peak learning rate of the policy. By model, unless given: 1e-5 from 5e7 parameters, 1e-6 from 5e8; ten times as much with
     ``--lora-rank``, 2e-3 beside the bundled model."""
@@ -38,11 +40,15 @@ class LearnerConfig:
     """Steps over which the learning rate rises from 0."""
     min_lr_ratio: Fraction = 0.0
     """Learning rate at the end of ``linear`` and ``cosine``, as a share of the peak."""
+    optimizer: OptimizerName = "adamw"
+    """``muon``: torch's for the matrices of layers, AdamW for embeddings, output layer and vectors; ``adafactor``: torch's, whose update is
+    the learning rate times the size of a parameter (root mean square). Both need ``--zero-stage 0``. ``adamw_8bit``: that of bitsandbytes,
+    which keeps its state in 8 bits (``pip install 'agentrl[qlora]'``)."""
     weight_decay: Annotated[NonNegative, Alias("--l2")] = 0.0
-    """AdamW weight decay."""
-    adam_beta1: Fraction = 0.9
+    """Weight decay of matrices; vectors do not decay."""
+    adam_beta1: Fraction = BETAS[0]
     """AdamW first-moment decay."""
-    adam_beta2: Fraction = 0.95
+    adam_beta2: Fraction = BETAS[1]
     """AdamW second-moment decay."""
     max_grad_norm: Annotated[Positive, Alias("--max-norm")] = 1.0
     """Gradients are scaled down to this global norm."""
@@ -95,4 +101,4 @@ class LearnerConfig:
         """Return the data type of training on this kind of device."""
         if self.learner_dtype != "auto":
             return self.learner_dtype
-        return "bfloat16" if device == "cuda" else "float32"
+        return "bfloat16" if device == "cuda" and not OPTIMIZERS[self.optimizer].whole else "float32"

@@ -6,6 +6,7 @@ import importlib.util
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.config.lora import ALL_LINEAR, NATIVE_RANKS
+from agentrl.config.optimizers import OPTIMIZERS, check_optimizer
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import refuse_set
 from agentrl.config.teacher import learner_teacher
@@ -23,6 +24,7 @@ def check_learner(config: TrainConfig) -> None:
         raise ConfigError("--activation-offload", True, "moves what --gradient-checkpointing saves", "Add --gradient-checkpointing.")
     if learner.tiled_mlp and config.lora.lora_rank:
         raise ConfigError("--tiled-mlp", True, "does not go with --lora-rank", "Set one of them only.")
+    _check_optimizer(config)
     _check_zero(config)
     _check_offload(config)
     if learner.deepcompile:
@@ -31,6 +33,22 @@ def check_learner(config: TrainConfig) -> None:
         _check_tensor_parallel(config)
     if learner.sequence_parallel > 1:
         _check_sequence_parallel(config)
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    learner, name = config.learner, config.learner.optimizer
+    check_optimizer(learner)
+    if OPTIMIZERS[name].whole and learner.learner_dtype == "bfloat16":
+        problem = f"has float32 master weights in ZeRO 1 to 3 only, and {name} needs --zero-stage 0"
+        raise ConfigError("--learner-dtype", "bfloat16", problem, "Leave it out: --optimizer muon and adafactor train in float32.")
+    others = (
+        ("--optimizer-offload", learner.optimizer_offload),
+        ("--deepcompile", learner.deepcompile),
+        ("--learner-tensor-parallel", learner.learner_tensor_parallel > 1),
+    )
+    for flag, given in others:
+        if given and name != "adamw":
+            raise ConfigError(flag, given, f"goes with --optimizer adamw only, and not with {name}", "Leave out one of the two.")
 
 
 def _check_zero(config: TrainConfig) -> None:

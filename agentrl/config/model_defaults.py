@@ -6,6 +6,7 @@ from collections.abc import Container
 from typing import Any
 
 from agentrl.config.model_shape import ModelShape, read_shape
+from agentrl.config.optimizers import OPTIMIZERS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, flag
 
@@ -53,8 +54,9 @@ def _by_size(config: TrainConfig) -> dict[str, Any]:
 
 
 def with_defaults(config: TrainConfig, given: Container[str]) -> TrainConfig:
-    """Return the settings with the defaults of their model in place of those that are not in `given`."""
-    return changed(config, **{name: value for name, value in defaults_of(config).items() if name not in given})
+    """Return the settings with the defaults of their model and their optimizer in place of those that are not in `given`."""
+    defaults = defaults_of(config) | ({"zero_stage": 0} if OPTIMIZERS[config.learner.optimizer].whole else {})
+    return changed(config, **{name: value for name, value in defaults.items() if name not in given})
 
 
 def described(config: TrainConfig) -> str:

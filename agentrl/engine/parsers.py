@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from agentrl.config.schema import EndpointConfig
+from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import suggest
 from agentrl.core.protocols import Structure

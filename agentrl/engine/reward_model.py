@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from agentrl.config.episodes import RolloutConfig
 from agentrl.config.reward import FLAG, RewardModelFacts, reward_model_facts
-from agentrl.config.schema import RolloutConfig
 from agentrl.core.errors import ConfigError, EnvResultError, RewardError
 from agentrl.core.images import ImageInput, joined_tensors
 from agentrl.core.language_models import CLASSES

@@ -21,9 +21,10 @@ from agentrl.core.operating_system import free_bytes
 from agentrl.core.types import derive_seed
 from agentrl.learner.attention import rows_are_separated, separate_rows
 from agentrl.learner.batch import Batch
-from agentrl.learner.engine import full_shape, whole_parameters
+from agentrl.learner.engine import whole_parameters
 from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles
 from agentrl.learner.models import PolicyModel, load_model
+from agentrl.learner.optimizers import full_shape
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
 from agentrl.weights.routers import Routers

@@ -88,8 +88,11 @@ def load_checkpoint(state: LearnerState, path: Path) -> int:
                 _load_engine(engine, path / name)
             elif state.ranks.tensor_parallel > 1:
                 raise CheckpointError(f"layers are whole in {path}, or in other parts; leave out {DIVIDED}, or resume as the run began")
+            elif (optimizer := state.settings.learner.optimizer) != "adamw":
+                saved = ", ".join(f"{name} {value}" for name, value in layout.items())
+                raise CheckpointError(f"the state of --optimizer {optimizer} is of {saved}; resume with the same")
             else:
-                restore(engine, saved_engine(path / name, layout, engine.module, state.settings.learner.weight_decay))
+                restore(engine, saved_engine(path / name, layout, engine.module, state.settings.learner))
             engine.skipped_in_a_row = ranks[0]["skipped"][name]
         if _reference_changes(state):
             _load_reference(state.models.reference, path / "reference.pt")

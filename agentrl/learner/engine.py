@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from agentrl.config.learner import LearnerConfig
 from agentrl.core.errors import NonFiniteError
 from agentrl.core.metrics import MetricSums
+from agentrl.learner.optimizers import build_optimizer, full_shape
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import BUCKET_ELEMENTS
 
@@ -75,12 +76,8 @@ class TrainEngine:
     def __init__(self, module: nn.Module, config: LearnerConfig, ranks: Ranks, *, bf16: bool) -> None:
         self.config, self.ranks = config, ranks
         self.skipped_in_a_row = 0
-        optimizer = torch.optim.AdamW(
-            parameter_groups(module, config.weight_decay),
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            fused=ranks.device.type == "cuda" or config.optimizer_offload,  # on a CPU 3.7 times as fast, with other rounding
-        )
+        # On a CPU the fused kernel is 3.7 times as fast, with other rounding.
+        optimizer = build_optimizer(module, config, fused=ranks.device.type == "cuda" or config.optimizer_offload)
         options = deepspeed_config(config, bf16=bf16)
         trained = sum(full_shape(parameter).numel() for group in optimizer.param_groups for parameter in group["params"])
         options["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, trained)  # it is made whole, for an adapter too
@@ -201,23 +198,6 @@ def undivided(parameter: Any, tensor: Tensor) -> Tensor:
     finally:
         parameter.data = held
     return whole
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trained parameters; biases and normalisation scales do not decay."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    if not weight_decay:
-        return [{"params": trained, "weight_decay": 0.0}]
-    matrices = [p for p in trained if len(full_shape(p)) > 1]
-    vectors = [p for p in trained if len(full_shape(p)) <= 1]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
-def full_shape(parameter: nn.Parameter) -> torch.Size:
-    """Shape of a parameter, also while ZeRO-3 has it in parts."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
 
 
 @contextmanager

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from agentrl.config.learner import LearnerConfig
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.language_models import copy_processor
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
-from agentrl.learner.engine import copied, full_shape, whole_parameters
+from agentrl.learner.engine import copied, whole_parameters
 from agentrl.learner.lora import (
     adapter_parameters,
     add_adapter,
@@ -31,6 +32,7 @@ from agentrl.learner.lora import (
     write_adapter,
 )
 from agentrl.learner.models import PolicyModel, load_model
+from agentrl.learner.optimizers import full_shape
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.saved import NUM_LEARNERS, join_slices, read_tensors, saved_engine
 from agentrl.learner.settings import LearnerSettings
@@ -184,7 +186,7 @@ def export_checkpoint(
     check_base(read_tensors(folder / "rank-0.pt").get("base"), settings.model)
     model, tokenizer = _initial(settings, dtype)
     with _as_checkpoint_error(folder, settings.model):
-        lookup = _averages(folder) if average else _weights(folder, model, settings.learner.weight_decay)
+        lookup = _averages(folder) if average else _weights(folder, model, settings.learner)
         if settings.lora.lora_rank:
             return _write_adapted(model, lookup, tokenizer, target, merge=merge)
         save_pretrained(model, _parameters(model, lookup), tokenizer, target, ALONE)
@@ -222,9 +224,9 @@ def _as_checkpoint_error(folder: Path, model: str) -> Iterator[None]:
         raise CheckpointError(f"{folder} does not fit {model}: {type(error).__name__}: {error}") from error
 
 
-def _weights(folder: Path, model: torch.nn.Module, weight_decay: float) -> Lookup:
+def _weights(folder: Path, model: torch.nn.Module, settings: LearnerConfig) -> Lookup:
     policy, layout = PolicyModel(model), read_tensors(folder / "rank-0.pt")["layout"]
-    saved = saved_engine(folder / "policy", layout, policy, weight_decay)
+    saved = saved_engine(folder / "policy", layout, policy, settings)
     for name, buffer in policy.named_buffers():
         if name in saved.buffers:
             buffer.copy_(saved.buffers[name])

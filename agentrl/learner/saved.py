@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.config.optimizers import OptimizerSettings
 from agentrl.core.errors import CheckpointError
-from agentrl.learner.engine import TrainEngine, gathered_parameter, parameter_groups
+from agentrl.learner.engine import TrainEngine, gathered_parameter
+from agentrl.learner.optimizers import parameter_groups
 
 TAG = "state"
 NUM_LEARNERS, ZERO_STAGE, DIVIDED = "--num-learners", "--zero-stage", "--learner-tensor-parallel"
@@ -114,7 +116,7 @@ class SavedEngine:
                 start += numel
 
 
-def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, weight_decay: float) -> SavedEngine:
+def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, settings: OptimizerSettings) -> SavedEngine:
     """Return the saved state of an engine, read from its folder within a checkpoint.
 
     `module` has the saved parameters, of which only the names are used; `layout` is that of each ``rank-N.pt``.
@@ -122,7 +124,7 @@ def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, wei
     if DIVIDED in layout:
         parts = layout[DIVIDED]
         raise CheckpointError(f"layers in {folder} are in {parts} parts; resume with the same ranks, ZeRO stage and {DIVIDED} {parts}")
-    groups = _group_names(module, weight_decay)
+    groups = _group_names(module, settings)
     return SavedEngine(folder, num_ranks=layout[NUM_LEARNERS], zero_stage=layout[ZERO_STAGE], groups=groups)
 
 
@@ -224,10 +226,10 @@ def restore(engine: TrainEngine, saved: SavedEngine) -> None:
         setattr(engine.engine, counter, count)
 
 
-def _group_names(module: nn.Module, weight_decay: float) -> list[list[str]]:
+def _group_names(module: nn.Module, settings: OptimizerSettings) -> list[list[str]]:
     """Names of the trained parameters in each of the optimizer's groups."""
     names = {parameter: name for name, parameter in module.named_parameters()}
-    return [[names[parameter] for parameter in group["params"]] for group in parameter_groups(module, weight_decay)]
+    return [[names[parameter] for parameter in group["params"]] for group in parameter_groups(module, settings)]
 
 
 def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

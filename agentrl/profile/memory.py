@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from agentrl.algo.estimators import estimator_facts
 from agentrl.config.engine_args import parse_engine_args
 from agentrl.config.model_shape import ModelShape, read_shape
+from agentrl.config.optimizers import OPTIMIZERS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.teacher import learner_teacher
 from agentrl.learner.settings import BUCKET_ELEMENTS, chunk_rows
@@ -49,7 +50,7 @@ class EnginePlan:
 
 def number_bytes(config: TrainConfig) -> int:
     """Return the bytes of a number that the learner computes with: 2 in bfloat16, with float32 master weights, or 4 in float32."""
-    return 4 if config.learner.learner_dtype == "float32" else 2
+    return 4 if config.learner.dtype("cuda") == "float32" else 2
 
 
 def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 0, row_tokens: int = 0) -> dict[str, float]:
@@ -68,7 +69,7 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 
     critic = estimator_facts(algo.advantage_estimator).needs_critic
     models = [trained, *([trained - (0 if shape.tied else shape.embedding)] if critic else [])]
     adapter = adapter_parameters(shape, config.lora.lora_rank)
-    states = [_adapted_states(size, adapter, shape, config) if adapter else _states(size, config) for size in models]
+    states = [_adapted_states(size, adapter, shape, config) if adapter else _states(size, config, whole) for size in models]
     sharded = learner.num_learners // parts_of_layers if learner.zero_stage == 3 else 1
     offload = learner.optimizer_offload and learner.zero_stage > 0
     there = not offload or (learner.zero_stage < 3 and width == 2)  # in float32 below ZeRO-3, before they go to CPU memory
@@ -135,19 +136,20 @@ def _stage(config: TrainConfig) -> int:
     return max(config.learner.zero_stage, int(number_bytes(config) == 2))
 
 
-def _states(size: int, config: TrainConfig) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer of one trained model on one rank.
+def _states(size: int, config: TrainConfig, outside: int = 0) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer of one trained model on one rank, `outside` of whose layers are so many parameters.
 
-    Adam has two moments, and master weights unless it trains in float32 without ZeRO. ZeRO-1 sums the gradients of all parameters in
+    The optimizer has its state, and master weights unless it trains in float32 without ZeRO. ZeRO-1 sums the gradients of all parameters in
     float32 before it divides them.
     """
     stage, ranks = _stage(config), config.learner.num_learners
     sharded = size * config.learner.learner_tensor_parallel / ranks
     parameters = (sharded if stage == 3 else size) * number_bytes(config)
+    facts = OPTIMIZERS[config.learner.optimizer]
     if stage == 0:
-        return parameters, size * 4, size * 8
+        return parameters, size * 4, (size - outside) * facts.state_bytes + outside * facts.outside_bytes
     gradients = (size if stage == 1 else sharded) * 4
-    return parameters, gradients, sharded * 12
+    return parameters, gradients, sharded * (4 + facts.state_bytes)
 
 
 def micro_batch_parts(
@@ -243,7 +245,8 @@ def offloaded_bytes(config: TrainConfig, shape: ModelShape) -> float:
     if learner.ema_offload:
         offloaded += trained * 4 / sharded
     if weights.sleeps:  # buffers of both stay
-        parameters, gradients, optimizer = _states(trained, config)
+        outside = 0 if config.lora.lora_rank else shape.embedding * (1 if shape.tied else 2)
+        parameters, gradients, optimizer = _states(trained, config, outside)
         offloaded += parameters + (0.0 if learner.optimizer_offload else gradients + optimizer)
     if weights.sleeps and weights.sleep_level == 1:
         offloaded += served_bytes(config, shape) / config.engine.gpus_per_engine

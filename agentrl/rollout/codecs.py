@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.config.schema import DataConfig, EndpointConfig, ModelConfig, RolloutConfig
+from agentrl.config.episodes import EndpointConfig, RolloutConfig
+from agentrl.config.schema import DataConfig, ModelConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Prompt
 from agentrl.env.results import RawText

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from agentrl.config.episodes import RolloutConfig
 from agentrl.config.model_shape import image_problem, local_config, placeholder_ids, reads_images
-from agentrl.config.schema import RolloutConfig
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, expand
 from agentrl.core.tokenizers import quiet_transformers

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.config.algorithm import has_ratios
+from agentrl.config.episodes import IsolationConfig, SamplingConfig
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.partner import partner_specs
-from agentrl.config.schema import IsolationConfig, PlaySettings, SamplingConfig, TrainConfig
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.config.teacher import TeachingSettings, served_teachers
 from agentrl.core.types import EvalSampling, GroupRequest, Sampling

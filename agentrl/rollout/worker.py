@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.config.schema import EndpointConfig
+from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.process import collect_rarely, resident_mib
 from agentrl.core.protocols import Engine, EngineLimits, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate

@@ -118,7 +118,15 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(f"agentrl {method.command}", model_path(config), f"cannot be trained: {reason}", "See --debug.") from error
-    return MethodTrainer(objective=objective, model=model, args=args, processing_class=tokenizer, **rows)
+    optimizer = None if config.optim.optimizer == "adamw" else functools.partial(_optimizer, config)
+    return MethodTrainer(objective=objective, optimizer=optimizer, model=model, args=args, processing_class=tokenizer, **rows)
+
+
+def _optimizer(config: TuneConfig, model: Any) -> torch.optim.Optimizer:
+    """Return an optimizer that is another one than the AdamW of transformers, or made in another way."""
+    from agentrl.learner.optimizers import build_optimizer
+
+    return build_optimizer(model, config.optim, fused=torch.cuda.is_available())
 
 
 def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:

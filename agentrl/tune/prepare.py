@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.schema import RolloutConfig
+from agentrl.config.episodes import RolloutConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.rollout.images import ImageReader, open_reader

@@ -11,6 +11,7 @@ from agentrl.config.data_rules import check_chat_template, check_files, check_pr
 from agentrl.config.lora import holds_adapter
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.model_shape import read_shape
+from agentrl.config.optimizers import check_optimizer
 from agentrl.config.sections import changed, flag, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.tune.launch import is_rank, world_size
@@ -115,6 +116,10 @@ def micro_batch(config: TuneConfig) -> int:
     return config.optim.micro_batch_size or max(size for size in range(1, min(rows, MAX_MICRO) + 1) if rows % size == 0)
 
 
+def _optimizer(method: Method, config: TuneConfig) -> None:
+    check_optimizer(config.optim)
+
+
 def _ranks(method: Method, config: TuneConfig) -> None:
     if is_rank() and config.run.run_dir is None and not config.run.resume:
         problem = "is required where torchrun or srun starts the ranks, which must agree on it"
@@ -189,6 +194,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _batches, _ranks, _lora),
+    *(_packages, _data, _batches, _optimizer, _ranks, _lora),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from annotated_types import Ge, Le, Lt
 
 from agentrl.config.lora import LoraConfig
+from agentrl.config.optimizers import BETAS, OptimizerName
 from agentrl.config.record import TrackConfig
 from agentrl.config.schema import ModelConfig
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
@@ -160,11 +161,15 @@ class OptimConfig:
     """Shape of the learning rate after warm-up, down to 0 for ``linear`` and ``cosine``."""
     lr_warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises from 0."""
+    optimizer: Annotated[OptimizerName, Alias("--optim")] = "adamw"
+    """``muon``: torch's for the matrices of layers, AdamW for embeddings, output layer and vectors; ``adafactor``: torch's, whose update is
+    the learning rate times the size of a parameter (root mean square). Both need ``--zero-stage 0``. ``adamw_8bit``: that of bitsandbytes,
+    which keeps its state in 8 bits (``pip install 'agentrl[qlora]'``)."""
     weight_decay: NonNegative = 0.0
-    """AdamW weight decay."""
-    adam_beta1: Fraction = 0.9
+    """Weight decay of matrices; vectors do not decay."""
+    adam_beta1: Fraction = BETAS[0]
     """AdamW first-moment decay."""
-    adam_beta2: Fraction = 0.95
+    adam_beta2: Fraction = BETAS[1]
     """AdamW second-moment decay."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""

@@ -20,13 +20,24 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
     """A trainer whose loss is the mean of an objective's over the rows or tokens of a step, or of an evaluation."""
 
     loss_is_scaled_for_ga: bool | None = True
+    optimizer: Any
 
-    def __init__(self, *, objective: Callable[[Any, Batch], Measured], **named: Any) -> None:
+    def __init__(
+        self, *, objective: Callable[[Any, Batch], Measured], optimizer: Callable[[Any], torch.optim.Optimizer] | None = None, **named: Any
+    ) -> None:
         super().__init__(**named)
+        self._make_optimizer = optimizer
         self.model_accepts_loss_kwargs = True  # `compute_loss` wants the number of losses in the step
         self._objective = objective
         self._in_training = True  # and not in an evaluation; the modules of a model may compute alike in both
         self._sums: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}  # in training or not: metric -> sum and count # [2]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Return the optimizer that the constructor was given a maker of, else that of the arguments."""
+        if self.optimizer is None and self._make_optimizer is not None:
+            self.optimizer = self._make_optimizer(self.model if model is None else model)
+        made: torch.optim.Optimizer = super().create_optimizer(model)
+        return made
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """Return the micro-batches of a step, and the number of their losses on all ranks."""

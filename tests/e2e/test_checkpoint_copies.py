@@ -75,7 +75,7 @@ def moments(learner: Any, folder: Path) -> dict[str, Any]:
     from agentrl.learner.saved import MOMENTS, read_tensors, saved_engine
 
     module = learner._started.models.policy.module
-    saved = saved_engine(folder / "policy", read_tensors(folder / "rank-0.pt")["layout"], module, learner.settings.learner.weight_decay)
+    saved = saved_engine(folder / "policy", read_tensors(folder / "rank-0.pt")["layout"], module, learner.settings.learner)
     found = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

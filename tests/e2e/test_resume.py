@@ -75,6 +75,16 @@ def test_one_kill_changes_no_draw_by_pass_rate_and_no_entropy_bonus(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "adamw_8bit"])
+def test_one_kill_changes_nothing_with_another_optimizer(tmp_path: Path, optimizer: str) -> None:
+    if optimizer == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    more = ("--optimizer", optimizer, "--weight-decay", "0.1")
+    once = succeeded(train(tmp_path / "once", *SAVED, "--num-steps", str(STEPS), *more))
+    same_after_kills(tmp_path, 1, once, *more)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_one_kill_changes_no_fork(tmp_path: Path, isolation: str) -> None:
     """Episodes go on from a turn of another one, and learn by what that turn was worth."""

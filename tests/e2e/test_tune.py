@@ -186,3 +186,22 @@ def test_a_run_that_goes_on_has_the_losses_of_an_undisturbed_one(method: str, da
     assert losses_of(done) == losses_of(whole)
     weights = [load_file(result.model / "model.safetensors") for result in (whole, done)]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "adamw_8bit"])
+def test_a_run_with_another_optimizer_learns_and_goes_on_bit_for_bit(optimizer: str, tmp_path: Path):
+    if optimizer == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    rate = 3e-2 if optimizer == "adafactor" else 1e-3
+    rest: dict[str, Any] = {"data": str(DATA / "chats.jsonl"), "batch_size": 16, "lr_schedule": "constant", "tensorboard": False}
+    rest |= {"save_every": 2, "seed": 4, "optimizer": optimizer, "learning_rate": rate, "weight_decay": 0.1}
+    whole = tune("sft", num_steps=12, run_dir=tmp_path / "whole", **rest)
+    tune("sft", num_steps=7, run_dir=tmp_path / "broken", **rest)
+    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "checkpoint-7")
+    done = tune("sft", num_steps=12, run_dir=tmp_path / "broken", resume="auto", **rest)
+    losses = losses_of(whole)
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    assert losses_of(done) == losses
+    weights = [load_file(result.model / "model.safetensors") for result in (whole, done)]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from agentrl.config.schema import EndpointConfig
+from agentrl.config.episodes import EndpointConfig
 from agentrl.core.protocols import Structure
 from agentrl.env.tools.calls import (
     TAG,

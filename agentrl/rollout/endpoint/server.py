@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.config.schema import EndpointConfig
+from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import spare_imports
 from agentrl.core.serving import (

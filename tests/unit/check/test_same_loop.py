@@ -15,7 +15,8 @@ from agentrl.check.play import make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
 from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import IsolationConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.episodes import IsolationConfig, RolloutConfig
+from agentrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.env.agent import ResetState, StepState

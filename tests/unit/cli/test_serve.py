@@ -18,8 +18,8 @@ import pytest
 from agentrl.api import serving
 from agentrl.api.serving import NO_MODEL, serve, summary
 from agentrl.cli.main import main
+from agentrl.config.episodes import EndpointConfig
 from agentrl.config.evaluate import ServeConfig
-from agentrl.config.schema import EndpointConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.rollout.endpoint.answers import Parts, Settled

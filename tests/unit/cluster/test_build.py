@@ -8,7 +8,8 @@ import torch
 
 from agentrl.cluster import build
 from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.episodes import RolloutConfig
+from agentrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.engine.settings import weight_transport

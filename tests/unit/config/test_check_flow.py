@@ -8,12 +8,13 @@ import pytest
 
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.commands import load_eval
+from agentrl.config.episodes import EndpointConfig, RolloutConfig, SamplingConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.mapping import to_json
 from agentrl.config.partner import PartnerConfig
 from agentrl.config.record import RecordConfig
 from agentrl.config.rules import check
-from agentrl.config.schema import EndpointConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
+from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 
 RUN = RunConfig(agent="gym:CartPole-v1")

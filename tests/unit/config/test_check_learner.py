@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.commands import load_config
+from agentrl.config.learner_rules import check_learner
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 
 AGENT = ["--agent", "module:Name"]
@@ -171,3 +173,41 @@ def test_vllm_on_a_gpu_may_report_experts_without_pipelines(experts: list[str], 
         load_config([*experts, "--engine", "vllm", "--engine-args", "pipeline_parallel_size=2"])
     with pytest.raises(ConfigError, match="--router-replay"):
         load_config([*experts, "--engine", "vllm", "--engine-args", "enable_return_routed_experts=true"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--optimizer", "muon", "--zero-stage", "2"],
+            "--zero-stage = 2: gives optimizers flattened parts of matrices, and muon",
+        ),
+        (["--optimizer", "muon", "--learner-dtype", "bfloat16"], "--learner-dtype = 'bfloat16': has float32 master weights in ZeRO 1 to 3"),
+        (["--optimizer", "adafactor", "--adam-beta1", "0.8"], "--adam-beta1 = 0.8: has no effect with --optimizer adafactor"),
+        (["--optimizer", "adafactor", "--adam-beta2", "0.8"], "--adam-beta2 = 0.8: has no effect with --optimizer adafactor"),
+        (["--optimizer", "muon", "--learner-tensor-parallel", "2", "--num-learners", "2"], "--learner-tensor-parallel = True: goes with"),
+    ],
+)
+def test_optimizers_are_refused_where_they_cannot_work(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([*AGENT, *flags])
+
+
+def test_an_optimizer_of_whole_matrices_has_its_own_defaults() -> None:
+    for name in ("muon", "adafactor"):
+        learner = load_config([*AGENT, "--optimizer", name]).learner
+        assert (learner.zero_stage, learner.dtype("cuda"), learner.dtype("cpu")) == (0, "float32", "float32")
+    assert load_config([*AGENT, "--optimizer", "muon", "--adam-beta1", "0.8"]).learner.adam_beta1 == 0.8
+    learner = load_config(AGENT).learner
+    assert (learner.zero_stage, learner.dtype("cuda")) == (2, "bfloat16")
+
+
+def test_an_optimizer_of_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.config.optimizers.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--optimizer = 'adamw_8bit': needs bitsandbytes, .*pip install 'agentrl\[qlora\]'"):
+        load_config([*AGENT, "--optimizer", "adamw_8bit"])
+    monkeypatch.setattr("agentrl.config.optimizers.importlib.util.find_spec", lambda name: object())
+    assert load_config([*AGENT, "--optimizer", "adamw_8bit", "--zero-stage", "3"]).learner.optimizer == "adamw_8bit"
+    for name in ("optimizer_offload", "deepcompile"):
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} = True: goes with --optimizer adamw only"):
+            check_learner(changed(load_config([*AGENT, "--optimizer", "adamw_8bit"]), **{name: True}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import EndpointConfig
+from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Structure
 from agentrl.engine import parsers

@@ -10,9 +10,10 @@ import pytest
 from agentrl.cli.main import main
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.engine import EngineConfig
+from agentrl.config.episodes import SamplingConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.schema import RunConfig, SamplingConfig, TrainConfig, TrainingConfig
+from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
 from agentrl.profile.simulation import constant, episodes_of, simulate
 from tests.unit.profile.recordings import plan, records_of
 

@@ -147,28 +147,32 @@ def live_storages() -> dict[int, Any]:
 
 
 SHARDED = [
-    (0, "float32"),
-    pytest.param(0, "bfloat16", marks=pytest.mark.slow),
-    pytest.param(1, "bfloat16", marks=pytest.mark.slow),
-    (3, "bfloat16"),
-    (3, "float32"),
+    (0, "float32", "adamw"),
+    (0, "float32", "muon"),
+    (0, "float32", "adafactor"),
+    pytest.param(0, "bfloat16", "adamw", marks=pytest.mark.slow),
+    pytest.param(1, "bfloat16", "adamw", marks=pytest.mark.slow),
+    (3, "bfloat16", "adamw"),
+    (3, "float32", "adamw"),
 ]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("stage", "dtype"), SHARDED)
-def test_deepspeed_holds_what_is_computed(stage: int, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "dtype", "optimizer"), SHARDED)
+def test_deepspeed_holds_what_is_computed(stage: int, dtype: str, optimizer: str, tmp_path: Path) -> None:
     from agentrl.learner.learner import LearnerRank
 
     model = write_model(tmp_path, **(SMALL | {"num_hidden_layers": 4}))
     before = live_storages()
-    learner = LearnerRank(make_settings(model, learner={"zero_stage": stage, "learner_dtype": dtype}), CollectingSender())
+    learner = LearnerRank(
+        make_settings(model, learner={"zero_stage": stage, "learner_dtype": dtype, "optimizer": optimizer}), CollectingSender()
+    )
     learner.start(0, 1, 0)
     learner.train(0, *make_groups(2, 2))
     sizes = [storage.nbytes() for address, storage in live_storages().items() if address not in before]
     held = sum(sizes)
     learner.close()
-    config = changed(TrainConfig(), zero_stage=stage, num_learners=1, learner_dtype=dtype)
+    config = changed(TrainConfig(), zero_stage=stage, num_learners=1, learner_dtype=dtype, optimizer=optimizer)
     parts = learner_parts(config, find_shape(model))
     kept = 0.0 if (stage, dtype) == (0, "float32") else parts["gradients"]  # without ZeRO the gradients are gone after the step
     if stage == 3:  # and its bucket stays

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import IsolationConfig, TrainConfig
+from agentrl.config.episodes import IsolationConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, settings_of
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions

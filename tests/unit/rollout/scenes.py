@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl import AgentInstance, Task
-from agentrl.config.schema import RolloutConfig, RunConfig
+from agentrl.config.episodes import RolloutConfig
+from agentrl.config.schema import RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import GroupRequest, Trajectory

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from agentrl.config.schema import IsolationConfig
+from agentrl.config.episodes import IsolationConfig
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status, derive_seed
 from agentrl.env.load import load_agent

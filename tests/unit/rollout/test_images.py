@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from agentrl import AgentInstance, ResetResult, StepResult
-from agentrl.config.schema import RolloutConfig
+from agentrl.config.episodes import RolloutConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.images import check_places, compacted, expand

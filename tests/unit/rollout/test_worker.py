@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl import Task
-from agentrl.config.schema import DataConfig, EndpointConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
+from agentrl.config.episodes import EndpointConfig, RolloutConfig, SamplingConfig
+from agentrl.config.schema import DataConfig, RunConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate

@@ -16,7 +16,7 @@ from agentrl.tune import TuneResult, build, tune
 from agentrl.tune.follow import Stop
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import LOWER_IS_BETTER, METHODS
-from agentrl.tune.prepare import num_steps
+from agentrl.tune.prepare import make_tokenizer, num_steps
 from agentrl.tune.run import in_directory, preview
 from agentrl.tune.summary import TuneSummary, data_text
 from tests.unit.learner.test_families import SHAPE, write
@@ -271,3 +271,20 @@ def test_a_preview_says_how_long_the_run_is_and_shows_rows() -> None:
 def test_a_method_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="Methods: sft"):
         tune("ppo", data=PAIRS)
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("adamw", "AdamW"), ("muon", "MuonWithAdamW"), ("adafactor", "Adafactor")])
+def test_a_run_has_the_optimizer_that_is_asked_for(optimizer: str, kind: str, tmp_path: Path) -> None:
+    """A resumed run is compared in `tests/e2e/test_tune.py`."""
+    method = METHODS["dpo"]
+    given = config(optimizer=optimizer, weight_decay=0.1)
+    arguments = build.arguments(given, tmp_path, 1, evaluate_first=False)
+    trainer = build.build_trainer(method, given, arguments, make_tokenizer(given), [], None)
+    made = trainer.create_optimizer()
+    assert type(made).__name__ == kind
+    assert {group["lr"] for group in made.param_groups} == {given.optim.learning_rate}
+    assert {group["weight_decay"] for group in made.param_groups} == {0.1, 0.0}
+    assert trainer.create_optimizer() is made
+    if optimizer == "muon":
+        embeddings = trainer.model.get_input_embeddings().weight
+        assert [any(each is embeddings for each in group["params"]) for group in made.param_groups if group["hidden"]] == [False]

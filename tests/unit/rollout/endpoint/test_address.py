@@ -15,7 +15,8 @@ import pytest
 
 from agentrl import ModelEndpoint, Task
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
-from agentrl.config.schema import EndpointConfig, PlaySettings
+from agentrl.config.episodes import EndpointConfig
+from agentrl.config.schema import PlaySettings
 from agentrl.core import serving
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import LOOPBACK, own_address
