@@ -65,6 +65,8 @@ class AdvantageInputs:
         group: Group of each episode; agents of an episode are in groups of their own. # [E] int64
         rewards: Total reward of each episode, not clipped. # [E]
         values: The critic's values, for estimators that need one. # [A]
+        at_cut: The critic's value of the state in which each episode was cut short, 0 for those that ended; `None` if what an episode did
+            not come to earn counts as 0. # [E]
         kl: Penalty to subtract, already multiplied by its coefficient; `None` if KL is not in the reward. # [A]
         turn: Turn of each token, non-decreasing; a turn belongs to one episode. `None`: every episode is one turn. # [A] int64
         state: State that each token's turn began in; equal numbers are equal states of one group. `None`: not known. # [A] int64
@@ -85,6 +87,7 @@ class AdvantageInputs:
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     baseline: Tensor | None = None
     state: Tensor | None = None
+    at_cut: Tensor | None = None
 
     def __post_init__(self) -> None:
         per_token = {"episode": self.episode, "values": self.values, "kl": self.kl, "turn": self.turn, "state": self.state}
@@ -93,7 +96,7 @@ class AdvantageInputs:
                 raise BatchError(
                     f"{name} has shape {tuple(tensor.shape)}, token_rewards {tuple(self.token_rewards.shape)}: one entry per action token"
                 )
-        per_episode = {"group": self.group, "baseline": self.baseline, **self.parts}
+        per_episode = {"group": self.group, "baseline": self.baseline, "at_cut": self.at_cut, **self.parts}
         for name, tensor in per_episode.items():
             if tensor is not None and tensor.shape != self.rewards.shape:
                 raise BatchError(f"{name} has shape {tuple(tensor.shape)}, rewards {tuple(self.rewards.shape)}: one entry per episode")
@@ -185,6 +188,18 @@ class AdvantageInputs:
     def next_token(self, per_token: Tensor) -> Tensor:
         """Give every token the number of the next token in its episode, 0 behind the last. # [A] -> [A]."""
         return next_in_segment(per_token, self.episode)
+
+    def next_values(self, values: Tensor, episode: Tensor) -> Tensor:
+        """Return the value of the state after each token or turn: that before the next, or behind the last `at_cut`. # [N] -> [N].
+
+        Args:
+            values: Value of the state before each token or turn. # [N]
+            episode: Episode of each, non-decreasing. # [N] int64
+        """
+        ahead = next_in_segment(values, episode)
+        if self.at_cut is None:
+            return ahead
+        return self.at_cut.to(values.dtype)[episode].where(segment_ends(episode), ahead)
 
     def sum_ahead(self, per_token: Tensor, discount: float | Tensor = 1.0) -> Tensor:
         """Return the discounted sum from each token to the end of its episode; a tensor has a discount for each episode. # [A] -> [A]."""

@@ -41,6 +41,11 @@ class EstimatorFacts:
         """True if the estimator has a discount."""
         return "gamma" in option_names(self.options)
 
+    @property
+    def bootstraps(self) -> bool:
+        """True if the estimator may be given the critic's values of states in which episodes were cut short."""
+        return "bootstrap_truncated" in option_names(self.options)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFacts:
@@ -113,7 +118,8 @@ def advantage_estimator(
         options: Class of its options, a frozen dataclass that inherits from `AdvantageOptions`, the default. The estimator discounts if
             one of them is ``gamma``; otherwise ``--gamma`` must be 1.
         compares_group: It compares the episodes of a group, which must have at least 2 of them.
-        needs_critic: It reads ``inputs.values``, and returns the targets of the critic.
+        needs_critic: It reads ``inputs.values``, and returns the targets of the critic. If one of its options is
+            ``bootstrap_truncated`` and that is true, it finds ``inputs.at_cut`` too.
         whitens: Its advantages are whitened over all tokens of the step after it returned.
         discounts: Without `options`: it reads ``options.gamma`` too.
         charges_kl: It subtracts ``inputs.kl``; otherwise a KL penalty must be part of the loss.

@@ -23,6 +23,7 @@ from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
 from agentrl.env.results import bad_result
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.forks import Role
 from agentrl.rollout.images import decoded, image_bytes
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession, written_turn
 from agentrl.rollout.settings import EpisodeSettings
@@ -173,7 +174,15 @@ class TextEpisode:
     """One episode of the loop of a run in which a scripted policy takes the place of the model; `played` is the episode so far."""
 
     def __init__(
-        self, player: Player, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0, gate: Gate | None = None
+        self,
+        player: Player,
+        task: Task,
+        policy: TextPolicy,
+        *,
+        index: int = 0,
+        max_turns: int = 0,
+        gate: Gate | None = None,
+        role: Role | None = None,
     ) -> None:
         self._player, self._policy, self._index, self._gate = player, policy, index, gate
         self._rng = Random(f"{player.settings.run.seed} {policy.name} {task.id} {index}")
@@ -187,21 +196,40 @@ class TextEpisode:
             env=WatchedSession(self._session, self._watch),
             settings=changed(player.settings, max_turns=max_turns) if max_turns else player.settings,
             agents_spec=player.agents_spec,
+            role=role,
         )
+        self._role = role
         self._openings: Mapping[str, Prompt] = {}
         self._agents: set[str] = set()  # those that have read something
+        self._readers: list[frozenset[str]] = []  # the same before each turn
         self._tokens: dict[str, int] = {}  # conversation -> tokens so far
         self._shown: dict[str, int] = {}  # conversation -> images so far
 
-    async def run(self) -> CheckedEpisode:
-        """Play until the episode ends, fails, or is left by the policy; a failure is noted in `played`, not raised."""
+    async def run(self, root: TextEpisode | None = None) -> CheckedEpisode:
+        """Play until the episode ends, fails, or is left by the policy; a failure is noted in `played`, not raised.
+
+        An episode that goes on from a `root`, which is over, is played after that has parted.
+        """
         try:
+            await self._episode.wait_for_fork()
+            if root is not None:
+                self._go_on_from(root)
             await self._episode.play()
         except EnvError as error:
             self.played.error = error
         except EngineError:  # the policy left
             pass
+        finally:
+            if self._role is not None and self._role.is_root:
+                self._role.fork.end()
         return self.played
+
+    def _go_on_from(self, root: TextEpisode) -> None:
+        """Take over what was seen of another episode before this one parted from it."""
+        count, theirs = self._episode.num_forked, root.played
+        turns = [replace(turn) for turn in theirs.turns[:count]]
+        self.played = replace(self.played, first=theirs.first, raw_first=theirs.raw_first, first_tokens=theirs.first_tokens, turns=turns)
+        self._openings, self._agents = root._openings, set(root._readers[count])
 
     async def close(self) -> None:
         """Close the environment."""
@@ -232,6 +260,7 @@ class TextEpisode:
         """Return the tokens of the turn that the policy writes; an `EngineError` if it leaves the episode."""
         self._count(request)
         self._look(request)
+        self._readers.append(frozenset(self._agents))
         if self._gate is not None:
             await self._gate()
         played = self.played

@@ -195,7 +195,7 @@ def output_size() -> int:
     return sum(os.fstat(number).st_size for number in (1, 2))
 
 
-METHODS = ("reset", "step", "close", "solve")
+METHODS = ("reset", "step", "close", "solve", "snapshot", "restore")
 ATTRIBUTES = ("agents", "trained_agents")
 STATUS_BYTES = 200
 

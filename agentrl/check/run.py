@@ -22,6 +22,7 @@ from agentrl.check.context import Context
 from agentrl.check.determinism import check_determinism, random_states, seed_globals
 from agentrl.check.elsewhere import answer, check_elsewhere
 from agentrl.check.findings import CheckSettings, Report
+from agentrl.check.forking import check_forks
 from agentrl.check.harness import check_harness
 from agentrl.check.learning import check_learning
 from agentrl.check.memory import check_memory, limit_memory
@@ -136,6 +137,7 @@ async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
         "resources": check_resources,
         "memory": check_memory,
         "determinism": check_determinism,
+        "snapshots": check_forks,
         "a second process": lambda context: check_elsewhere(context, command if settings.elsewhere else ()),
         "learning": check_learning,
         "pictures": check_pictures,

@@ -12,6 +12,7 @@ from agentrl.cli.words import command_of, read, word
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import CountOrZero
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
+from agentrl.inspect.episode import forks_of
 from agentrl.inspect.episodes import SORTS, Pieces, make_table, show_episode, show_run, show_table
 from agentrl.inspect.export import export, plot_rewards
 from agentrl.inspect.pieces import TokenTexts
@@ -96,7 +97,7 @@ def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     if not records:
         remedy = f"`agentrl inspect {run.path}` lists them; --record all records every one."
         raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)
-    show_episode(screen, records, _pieces(run), logprobs=args.logprobs)
+    show_episode(screen, records, _pieces(run), logprobs=args.logprobs, forks=forks_of(run.recorded(), records[0]))
 
 
 def _pieces(run: RunDirectory) -> Pieces | None:

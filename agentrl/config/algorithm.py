@@ -154,6 +154,12 @@ def options_of(algo: AlgoConfig, function: Callable[..., Any]) -> Any:
     return kind(**{name: algo.options[name] for name in option_names(kind) if name in algo.options})
 
 
+def bootstraps(algo: AlgoConfig) -> bool:
+    """Return True if a value of the critic stands for what episodes that were cut short did not come to earn."""
+    estimator = facts.find(facts.ESTIMATOR, algo.advantage_estimator, ESTIMATORS)
+    return facts_of(estimator).bootstraps and bool(options_of(algo, estimator).bootstrap_truncated)
+
+
 def is_default(name: str, value: Any) -> bool:
     """Return True for an option of a built-in algorithm at a default, or unset, also as JSON has it."""
     part, others = built_in_options().get(name, (None, ()))

@@ -223,6 +223,8 @@ class Trajectory:
     error: str | None = None  # what went wrong, for people
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds of the whole episode: generate_s, env_s, total_s
     unanswered: Turn | None = None
+    # what the policy would have read next where a limit cut the episode, without sampled tokens; `None` if nobody wants to know
+    unread: Turn | None = None
     overflowed: bool = False  # the episode ended because an observation left no room for another turn
     messages: tuple[Message, ...] = ()  # what was read and written, as chat messages; empty where raw text was read
     # raw scores by reward model: one for the whole, or of a process reward model one per trained turn

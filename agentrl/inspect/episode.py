@@ -14,6 +14,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import FinishReason, Status
 from agentrl.inspect.groups import GroupFacts, find_group
 from agentrl.inspect.reader import RunReader
+from agentrl.inspect.store import Store
 from agentrl.inspect.tokens import FIELDS, MASK_TEXTS, Part, every_value, masks, ranges, turn_views
 from agentrl.rollout.records import started_s
 from agentrl.track.index import TRAINING
@@ -65,6 +66,14 @@ def images_of(records: Sequence[Record]) -> list[Shown]:
         pairs = [row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, list) and len(row) == 2]
         shown += [Shown(image, place, number) for number, image in pairs]
     return shown
+
+
+def forks_of(store: Store, record: Record) -> list[dict[str, Any]]:
+    """Return the recorded episodes that go on from a turn of an episode: their names, and the turns that they share with it."""
+    where = '"group" = ? AND source = ? AND attempt = ? AND forked_from = ?'
+    sql = f"SELECT DISTINCT episode, forked_turns FROM episodes WHERE {where} ORDER BY id"
+    names = (record.get("group_id", -1), source_of(record), record.get("attempt", 0), record.get("episode_id"))
+    return [{"episode": episode, "turns": turns} for episode, turns in store.query(sql, names)]
 
 
 def annotation_of(run: RunReader, trajectory: str) -> Annotation | None:
@@ -160,6 +169,9 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
         "images": len(images),
         "unread_images": [index for index, image in enumerate(images) if image.number is not None and index not in shown],
         "trajectories": [_trajectory(part) for part in parts],
+        "forked_from": first.get("forked_from") or None,
+        "forked_turns": first.get("forked_turns", 0),
+        "forks": forks_of(run.store, first),
         "branches": branches,
         "turns": views,
         "spans": [dict(zip(("name", "turn", "start_s", "seconds"), span, strict=False)) for span in first.get("spans") or ()],
@@ -180,6 +192,8 @@ def _about(part: Part) -> dict[str, Any]:
         "reward": record.get("reward"),
         "reward_parts": record.get("reward_parts") or {},
         "score": record.get("score"),
+        "forked_from": record.get("forked_from") or None,
+        "forked_turns": record.get("forked_turns", 0),
         "mask": "trained" if part.annotation is not None else part.mask,
     }
 
@@ -290,7 +304,8 @@ def _not_recorded(facts: GroupFacts, known: set[Any]) -> list[dict[str, Any]]:
         trajectory = f"{episode}-{agent}" if agent else episode
         if trajectory not in known:
             row = {"episode": episode, "trajectory": trajectory, "agent": agent, "status": status, "reward": reward, "score": score}
-            rows.append({**row, "error": None, "reward_parts": {}, "recorded": False, "advantage": None, "mask": "unknown", "turns": []})
+            empty = {"error": None, "recorded": False, "advantage": None, "mask": "unknown", "forked_from": None, "forked_turns": 0}
+            rows.append({**row, **empty, "reward_parts": {}, "turns": []})
     return rows
 
 

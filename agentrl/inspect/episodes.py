@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,16 +29,28 @@ MAX_LISTED = 8
 MAX_ERRORS = 5
 
 
-def show_episode(screen: Screen, records: Sequence[Record], pieces: Pieces | None, *, logprobs: bool = False) -> None:
-    """Print an episode, one record per agent; `pieces` decodes single tokens, and is `None` without a tokenizer."""
+def show_episode(
+    screen: Screen, records: Sequence[Record], pieces: Pieces | None, *, logprobs: bool = False, forks: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Print an episode.
+
+    Args:
+        screen: Where it is printed.
+        records: One record per agent.
+        pieces: Decodes single tokens; `None` without a tokenizer.
+        logprobs: Print the log-probability of every token.
+        forks: The episodes that go on from one of its turns, as `agentrl.inspect.episode.forks_of` gives them.
+    """
     first = records[0]
-    _head(screen, records)
+    _head(screen, records, forks)
     branches = _branches(records)
     turns = [(agent, turn, _branch_note(place, branches)) for place, (agent, _, own) in enumerate(branches) for turn in own]
     turns = sorted(turns, key=lambda item: int(item[1].get("number", 0)))
     turns += [(str(record.get("agent", "")), record["unanswered"], "not answered") for record in records if record.get("unanswered")]
     for index, (agent, turn, note) in enumerate(turns, start=1):
-        title = f"turn {index}" + (f"  {agent}" if agent else "") + (f"  {note}" if note else "")
+        shared = int(turn.get("number", 0)) < int(first.get("forked_turns", 0))
+        notes = (agent, note, f"shared with {first['forked_from']}" if shared else "")
+        title = "  ".join((f"turn {index}", *filter(None, notes)))
         show_turn(screen, title, turn, pieces, logprobs=logprobs)
     if first.get("error"):
         screen.line()
@@ -72,7 +85,17 @@ def _branch_rows(branches: Sequence[tuple[str, str, list[Record]]]) -> list[tupl
     return rows
 
 
-def _head(screen: Screen, records: Sequence[Record]) -> None:
+def _fork_rows(record: Record, forks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Rows for the head of an episode: the one from which it was forked, and those that were forked from it."""
+    rows = []
+    if record.get("forked_from"):
+        rows.append(("forked", f"from {record['forked_from']} after {counted(record['forked_turns'], 'turn')}"))
+    for turns, same in itertools.groupby(forks, key=lambda fork: fork["turns"]):
+        rows.append(("forks", f"{', '.join(str(fork['episode']) for fork in same)} go on after {counted(turns, 'turn')}"))
+    return rows
+
+
+def _head(screen: Screen, records: Sequence[Record], forks: Sequence[Mapping[str, Any]]) -> None:
     first = records[0]
     task = first.get("task", {})
     if first.get("clipped"):
@@ -84,6 +107,7 @@ def _head(screen: Screen, records: Sequence[Record]) -> None:
         ("label", str(task.get("literals", {}).get("label", task.get("label")))),
         ("status", str(first.get("status", "?"))),
     ]
+    rows += _fork_rows(first, forks)
     rows += [("metadata", str(task["metadata"]))] if task.get("metadata") else []
     for record in records:
         who = f"{record['agent']}  " if record.get("agent") else ""
@@ -240,10 +264,10 @@ def show_table(screen: Screen, table: EpisodeTable, *, group: str = "", sort: st
         screen.line(("none of them is chosen", "yellow"))
         return
     screen.line()
-    several = any(row.agent for row in table.rows)
-    agent = ("agent",) if several else ()
-    columns = ("episode", *agent, "step#", "task", "status", "turns#", "tokens#", "reward#", "score#", "last text")
-    screen.table(columns, [_cells(row, several=several) for row in table.rows])
+    several, forked = (any(getattr(row, name) for row in table.rows) for name in ("agent", "forked_from"))
+    more = (*(("agent",) if several else ()), *(("forked from",) if forked else ()))
+    columns = ("episode", *more, "step#", "task", "status", "turns#", "tokens#", "reward#", "score#", "last text")
+    screen.table(columns, [_cells(row, several=several, forked=forked) for row in table.rows])
     screen.line()
     if len(table.rows) < table.chosen:
         screen.line(f"{len(table.rows)} of {table.chosen} shown, by {sort} (--limit 0 shows all).")
@@ -263,8 +287,9 @@ def _show_errors(screen: Screen, rows: Sequence[Row]) -> None:
         screen.line(f"There are {len(errors) - MAX_ERRORS} more errors; `agentrl inspect RUN EPISODE` shows that of an episode.")
 
 
-def _cells(row: Row, *, several: bool) -> list[str | tuple[str, str]]:
+def _cells(row: Row, *, several: bool, forked: bool) -> list[str | tuple[str, str]]:
     style = {"finished": "", "truncated": "yellow"}.get(row.status, "red")
     reward, score = ("none" if value is None else number(value) for value in (row.reward, row.score))
-    agent = (row.agent,) if several else ()
-    return [row.name, *agent, str(row.step), row.task, (row.status, style), str(row.turns), str(row.tokens), reward, score, row.text]
+    origin = f"{row.forked_from}, {counted(row.forked_turns, 'turn')}" if row.forked_from else ""
+    more = (*((row.agent,) if several else ()), *((origin,) if forked else ()))
+    return [row.name, *more, str(row.step), row.task, (row.status, style), str(row.turns), str(row.tokens), reward, score, row.text]

@@ -30,7 +30,7 @@ FILES = ("steps", "groups", "annotations", *reversed(RECORDS))
 PART = 2**48
 """Added to the places of the episodes of evaluations, which are in a file of their own, so that one number says file and byte."""
 
-_NUMBERS = ("start", "bytes", "group", "attempt", "step", "turns", "tokens", "reward", "score", "ended_s", "seconds")
+_NUMBERS = ("start", "bytes", "group", "attempt", "step", "turns", "tokens", "reward", "score", "ended_s", "seconds", "forked_turns")
 _EPISODES = ", ".join(f'"{name}"' + ("" if name in _NUMBERS else " TEXT") for name in COLUMNS)
 SCHEMA = f"""
 CREATE TABLE episodes (id INTEGER PRIMARY KEY, {_EPISODES});

@@ -16,7 +16,7 @@ from agentrl.algo.advantages import AdvantageInputs
 from agentrl.core.errors import BatchError
 from agentrl.core.images import PlacedImage
 from agentrl.core.metrics import MetricSums
-from agentrl.core.types import FloatArray, Group, IntArray, Trajectory, Turn, floats, ints
+from agentrl.core.types import FloatArray, Group, IntArray, Status, Trajectory, Turn, floats, ints
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -137,6 +137,7 @@ class Batch:
     parts: Tensor  # [K, E] float32: named components of the rewards, 0 where an episode has none of that name
     part_names: tuple[str, ...]  # [K]: their names
     baseline: Tensor | None = None  # [E] float32: reward of the greedy episode beside each; `None` unless every group has one
+    cuts: tuple[tuple[int, Turn | None], ...] = ()  # of each episode cut short: its last row, and what it would have read next, if known
     # Scores of a served teacher, `None` unless every turn has them:
     teacher: Tensor | None = None  # [A] float32: its log-probability of each action token
     teacher_ids: Tensor | None = None  # [A, K] int64: its most likely tokens there
@@ -247,8 +248,15 @@ def collate(groups: Iterable[Group], *, mask_truncated: bool = False, in_baselin
         parts=torch.from_numpy(parts.reshape(len(names), len(members))),
         part_names=names,
         baseline=_baseline(groups, [t for _, t in members]),
+        cuts=_cuts(trained, row_episode.tolist()),
         **_taught(turns),
     )
+
+
+def _cuts(trained: Sequence[tuple[int, Trajectory]], row_episode: Sequence[int]) -> tuple[tuple[int, Turn | None], ...]:
+    """Return the last row of each episode that a limit cut, with what it would have read next; `row_episode` is the episode of each row."""
+    last = {episode: row for row, episode in enumerate(row_episode)}
+    return tuple((last[episode], t.unread) for episode, t in trained if t.status is Status.TRUNCATED)
 
 
 def _states(turns: Sequence[Turn], group: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -308,8 +316,8 @@ def _token_rewards(
     return placed.astype(np.float32)
 
 
-def advantage_inputs(batch: Batch, values: Tensor | None = None, kl: Tensor | None = None) -> AdvantageInputs:
-    """Return what estimators are given of a batch, with the critic's values and the KL penalty, if there are any. # [A]."""
+def advantage_inputs(batch: Batch, values: Tensor | None = None, kl: Tensor | None = None, at_cut: Tensor | None = None) -> AdvantageInputs:
+    """Return what estimators are given of a batch, with the critic's values and the KL penalty, if there are any. # [A], [A], [E]."""
     return AdvantageInputs(
         token_rewards=batch.token_rewards,
         episode=batch.episode,
@@ -321,6 +329,7 @@ def advantage_inputs(batch: Batch, values: Tensor | None = None, kl: Tensor | No
         state=batch.state,
         parts=dict(zip(batch.part_names, batch.parts, strict=True)),
         baseline=batch.baseline,
+        at_cut=at_cut,
     )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.algo.advantages import Advantages
 from agentrl.algo.compute import compute_advantages, compute_correction, compute_policy_loss, select_tokens
 from agentrl.algo.corrections import needs_whole_batch
 from agentrl.algo.facts import facts_of
@@ -23,6 +22,7 @@ from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
 from agentrl.algo.token_losses import Denominators, LossInputs, aggregate, shares, value_loss
+from agentrl.config.algorithm import bootstraps
 from agentrl.config.teacher import SELF
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import derive_seed
@@ -30,6 +30,7 @@ from agentrl.learner.annotations import Annotator
 from agentrl.learner.attention import KERNELS, Kernel
 from agentrl.learner.audit import Audit, begin_audit
 from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
+from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout, one_row_bundles, share_prompts
 from agentrl.learner.models import balance_share, experts_per_token
@@ -37,7 +38,7 @@ from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
-from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets
+from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets, denominators
 from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_teachers_tokens
 
 
@@ -134,7 +135,7 @@ class TrainingStep:
             if host is self.host:
                 self.stats.merge(describe_layout(micros))
             rows = [row for place in plan.rows for row in bundles[place].rows]
-            updates.append(Update(number=number, micros=micros, sizes=self._sizes(rows)))
+            updates.append(Update(number=number, micros=micros, sizes=denominators(self.host, rows, self.settings.max_new_tokens)))
         return tuple(updates)
 
     def _begin_audit(self, updates: Sequence[Update], signals: UpdateTargets) -> None:
@@ -145,17 +146,12 @@ class TrainingStep:
         with self.clock.phase("audit"):
             self.audit = begin_audit(self.host, updates[0].micros, signals.advantages, policy, self.step, self.settings, self.ranks)
 
-    def _sizes(self, rows: Sequence[int]) -> Denominators:
-        episodes = len(torch.unique(self.host.row_episode[rows]))
-        tokens = int(self.host.row_actions[rows].sum())
-        return Denominators(tokens=float(tokens), episodes=float(episodes), constant=float(self.settings.max_new_tokens))
-
     def _prepare(self, updates: Sequence[Update]) -> UpdateTargets:
         """Run the models that must be run before the first update, and derive what follows from them."""
         batch, algo = self.batch, self.algo
         scored = self._old_scores(updates)
         old = scored.old
-        reference = values = kl = None
+        reference = values = at_cut = kl = None
         if self.models.reference is not None:
             score = self.models.reference
             with self.clock.phase("reference"), on_device(score, self.ranks.device):
@@ -164,13 +160,14 @@ class TrainingStep:
         gap = None if old is None else self._gap_to_teacher(old, updates)
         if self.models.critic is not None:
             with self.clock.phase("values"):
-                values = self._over_batch(self.models.critic, updates)
+                values, at_cut = self._values(self.models.critic, updates)
         if reference is not None and old is not None:
             penalty = approximate_kl(old, reference, algo.kl_estimator)
             kl = None if algo.use_kl_loss else self.kl_coefficient * penalty
             if self.ranks.first:
                 self._record_mean("kl/reference", penalty)
-        found = self._advantages(values, kl)
+        inputs = advantage_inputs(batch, values, kl, at_cut)
+        found = compute_advantages(self.algorithm.estimator, inputs, self.algorithm.estimator_options)
         if gap is not None:
             found = replace(found, advantages=found.advantages - algo.teacher_coef * gap)
         everything = torch.arange(batch.num_actions, device=batch.row.device)
@@ -241,10 +238,20 @@ class TrainingStep:
         measured = None if algo.top_entropy_share == 1.0 else self.ranks.sum(entropies)
         return OldScores(old=computed if old is None else old, chosen=chosen, entropies=measured)
 
+    def _values(self, critic: TrainEngine, updates: Sequence[Update]) -> tuple[Tensor, Tensor | None]:
+        """Values of every action token # [A], and, if they count, of the states in which episodes were cut short # [E]."""
+        if not (self.host.cuts and bootstraps(self.algo)):
+            return self._over_batch(critic, updates), None
+        longer = with_cuts(self.host)
+        values, at_cut = apart(self._over_batch(critic, self._lay_out(longer), longer.num_actions), self.host)
+        if self.ranks.first:
+            self.stats.mean("value/at_cut", float(at_cut.sum()), float(len(self.host.cuts)))
+        return values, at_cut
+
     @torch.no_grad()
-    def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update]) -> Tensor:
-        """Scores of every action token of the batch, each rank contributing its rows. # [A]."""
-        scores = torch.zeros(self.batch.num_actions, device=self.batch.row.device)
+    def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update], actions: int | None = None) -> Tensor:
+        """Scores of every action token of the batch, or of one with `actions`, each rank contributing its rows. # [A]."""
+        scores = torch.zeros(actions or self.batch.num_actions, device=self.batch.row.device)
         for update in updates:
             for micro in self._on_device(update):
                 found = score(micro)
@@ -262,9 +269,6 @@ class TrainingStep:
         chosen = self.algorithm
         whole = needs_whole_batch(chosen.correction, chosen.correction_options) or facts_of(chosen.loss).selects is not None
         return several or in_reward or self.frozen or whole
-
-    def _advantages(self, values: Tensor | None, kl: Tensor | None) -> Advantages:
-        return compute_advantages(self.algorithm.estimator, advantage_inputs(self.batch, values, kl), self.algorithm.estimator_options)
 
     def _weigh(self, old: Tensor, actions: Tensor, advantages: Tensor, *, record: bool) -> Tensor:
         """Off-policy weights of some action tokens, which must be whole rows. # [a]."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from agentrl.algo.advantages import AdvantageOptions, Estimator
@@ -14,6 +16,7 @@ from agentrl.algo.losses import find_loss
 from agentrl.algo.off_policy import OffPolicyCorrection
 from agentrl.algo.token_losses import Denominators, PolicyLoss
 from agentrl.config.algorithm import AlgoConfig, options_of
+from agentrl.learner.batch import Batch
 from agentrl.learner.layout import MicroBatch
 
 
@@ -53,6 +56,12 @@ class Update:
     number: int  # place among the updates of an epoch
     micros: tuple[MicroBatch, ...]  # this rank's micro-batches, on the CPU
     sizes: Denominators  # denominators over all ranks
+
+
+def denominators(batch: Batch, rows: Sequence[int], max_new_tokens: int) -> Denominators:
+    """Return the denominators of an update on some rows of a batch; `max_new_tokens` is the longest answer that is allowed."""
+    episodes, tokens = torch.unique(batch.row_episode[rows]), batch.row_actions[rows].sum()
+    return Denominators(tokens=float(tokens), episodes=float(len(episodes)), constant=float(max_new_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.core.errors import EnvResultError
 from agentrl.core.images import PlacedImage, compacted
-from agentrl.core.types import Message, Prompt, Sampling, Turn, as_messages
+from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Turn, as_messages, floats, ints
 from agentrl.env.agent import StepResult
 from agentrl.env.images import lifted, without_images
 from agentrl.env.results import RawText
@@ -141,6 +141,24 @@ class Conversation:
         sample = await self.recorder.sample(self._context.tokens + self.prompt, self.sampling, self.images, placed=placed)
         self.unanswered = turn = self.recorder.turn(sample, self._context, number)
         return turn
+
+    async def unread(self, observation: Prompt, images: Sequence[Any] = ()) -> Turn | None:
+        """Return an observation that nobody will answer as a turn without sampled tokens; `None` if there is no room for another turn."""
+        other = self.parted()
+        await other.read(observation, images)
+        nothing = ints([])
+        return (
+            Turn(
+                prompt_ids=ints(other.prompt),
+                token_ids=nothing,
+                logprobs=floats([]),
+                versions=nothing,
+                finish_reason=FinishReason.ABORTED,
+                images=other.placed,
+            )
+            if other.room >= 1
+            else None
+        )
 
     def settle(self, turn: Turn, result: StepResult, answer: str) -> None:
         """Record the sampled turn, whose text without its end is `answer`, with what the environment said of it."""

@@ -72,7 +72,7 @@ class Episode:
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = [partner.info for partner in partners.values()]
         self._start_s, self._spans = time.perf_counter(), list[Span]()
-        self._overflowed = False
+        self._overflowed, self._unread = False, dict[str, Turn | None]()
         self._shown: list[tuple[str, int, Any]] = []  # images of observations: agent, number of the turn, image
 
     async def run(self) -> tuple[Trajectory, ...]:
@@ -82,8 +82,7 @@ class Episode:
         and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through. An episode that goes
         on from another one first waits for that to come to the turn, or to end; its times begin there.
         """
-        if self._role is not None and not self._role.is_root:
-            self._go_on_from(await self._role.fork.point())
+        await self.wait_for_fork()
         self._start_s = time.perf_counter()
         try:
             status, error = await guarded(self.play, self._env.close, self._settings.rollout.episode_timeout_s)
@@ -93,13 +92,18 @@ class Episode:
         total_s = time.perf_counter() - self._start_s
         return self.trajectories(status, error, total_s)
 
+    async def wait_for_fork(self) -> None:
+        """Wait until the episode that this one goes on from comes to the turn, or ends; others need not wait."""
+        if self._role is not None and not self._role.is_root:
+            self._go_on_from(await self._role.fork.point())
+
     async def play(self) -> Status:
         """The loop itself, without a deadline: reset or restore, then sample and step in turns; `run` is for everybody else."""
         if self._origin is None:
             await self._reset()
         else:
             await self._env.restore(self._origin.snapshots.pop(), self._task)
-        for number in range(self._num_forked, self._settings.rollout.max_turns):
+        for number in range(self.num_forked, self._settings.rollout.max_turns):
             self.number = number
             start = time.perf_counter()
             try:
@@ -112,6 +116,7 @@ class Episode:
             if result.terminated:
                 return Status.FINISHED
             if result.truncated or number + 1 == self._settings.rollout.max_turns:
+                await self._cut(result)
                 break
             await self._hand_over(result)
             if self._agents[self.agent].room < 1:
@@ -145,7 +150,7 @@ class Episode:
         return self._agents[agent].messages
 
     @property
-    def _num_forked(self) -> int:
+    def num_forked(self) -> int:
         """Turns that were another episode's."""
         return 0 if self._origin is None else self._origin.number
 
@@ -233,6 +238,13 @@ class Episode:
             with self._naming("step"):
                 await conversation.read(result.observation, result.images)
 
+    async def _cut(self, result: StepResult) -> None:
+        """Keep what the next agent would have read, as far as it is in the midst of a conversation."""
+        after = result.agent or self._agents_spec.after(self.agent)
+        if self._settings.keeps_unread and result.observation is not None and self._agents[after].turns:
+            with self._naming("step"):
+                self._unread[after] = await self._agents[after].unread(result.observation, result.images)
+
     def _note(self, images: Sequence[Any], number: int) -> None:
         """Note images that the acting agent reads from the turn with this number on."""
         self._shown += [(self.agent, number, image) for image in images]
@@ -289,12 +301,13 @@ class Episode:
             error=error,
             timings=timings,
             unanswered=conversation.unanswered,
+            unread=self._unread.get(agent),
             messages=tuple(conversation.messages or ()),
             overflowed=self._overflowed and agent == self.agent,
             spans=tuple(self._spans),
             images=tuple((number, image) for whose, number, image in self._shown if whose == agent),
             forked_from="" if self._origin is None else self._origin.episode_id,
-            forked_turns=self._num_forked,
+            forked_turns=self.num_forked,
         )
 
 

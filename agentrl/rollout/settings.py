@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.algorithm import has_ratios
+from agentrl.config.algorithm import bootstraps, has_ratios
 from agentrl.config.episodes import IsolationConfig, SamplingConfig
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.flow import FlowConfig
@@ -75,6 +75,7 @@ class EpisodeSettings(PlaySettings):
         teaching: Served teachers, which score what is to be trained; `None` without one.
         hint_template: File of ``--teacher-template``; empty without one.
         forks: Where the episodes of a group part; `None` if each is played from its beginning.
+        keeps_unread: True if an episode that is cut short keeps what it would have read next, for the value of a critic.
     """
 
     temperature: float = 1.0
@@ -88,6 +89,7 @@ class EpisodeSettings(PlaySettings):
     teaching: TeachingSettings | None = None
     hint_template: str = ""
     forks: ForkSettings | None = None
+    keeps_unread: bool = False
 
     @property
     def sampling(self) -> Sampling:
@@ -182,7 +184,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
         own["run_name"] = str(config.training.run_dir or "")
         own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config)}
-        own["forks"] = fork_settings(config.flow)
+        own |= {"forks": fork_settings(config.flow), "keeps_unread": bootstraps(config.algo)}
         own |= {"teaching": teaching_settings(config), "hint_template": config.algo.teacher_template}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)

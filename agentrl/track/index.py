@@ -51,6 +51,8 @@ class Row:
     seconds: float | None  # of the episode
     error: str  # first line of what went wrong; empty if nothing did
     text: str  # text of the last turn
+    forked_from: str  # episode whose first turns it shares; empty if it was played from its beginning
+    forked_turns: int  # how many of them
 
 
 def row_of(record: Record) -> Row:
@@ -75,6 +77,8 @@ def row_of(record: Record) -> Row:
         seconds=_as_number(_of(record, "timings", dict).get("total_s")),
         error=_text(record.get("error") or "").partition("\n")[0][:MAX_ERROR],
         text=_text(turns[-1].get("text", ""))[:MAX_TEXT] if turns else "",
+        forked_from=_text(record.get("forked_from") or ""),
+        forked_turns=_of(record, "forked_turns", int),
     )
 
 

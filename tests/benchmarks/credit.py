@@ -4,8 +4,9 @@
 
 An episode has ten turns of one token. Each turn has a right action, and one turn of each task is the key: whoever decides wrongly there
 earns nothing at the end, whoever decides rightly the share of right actions. The state tells the turn, and whether the key was
-turned. Policy and critic are tables, so that nothing but credit differs. Advantages are those of `agentrl.algo`; all seeds are trained
-at once, each with parameters of its own. A learning rate is the best for eight further seeds.
+turned. In a second study a time limit cuts half of the episodes before their end. Policy and critic are tables, so that nothing but
+credit differs. Advantages are those of `agentrl.algo`; all seeds are trained at once, each with parameters of its own. A learning rate
+is the best for eight further seeds.
 """
 
 from __future__ import annotations
@@ -42,12 +43,16 @@ class Way:
         options: Its options.
         dense: True if a right action is paid in its turn and not at the end; the reward of an episode is the same.
         branch_at: Turn at which the episodes of a group part, in two families of four; 0: they share nothing.
+        cut: True if half of the episodes are cut before one of the turns 3 to 9, drawn at random, and earn nothing.
+        bootstrap: True if the critic's value of the state in which an episode was cut stands for what it did not come to earn.
     """
 
     estimator: str
     options: Mapping[str, Any] = field(default_factory=dict)
     dense: bool = False
     branch_at: int = 0
+    cut: bool = False
+    bootstrap: bool = False
 
 
 WAYS: Mapping[str, Way] = {
@@ -59,6 +64,13 @@ WAYS: Mapping[str, Way] = {
     "`gae`, lambda 1": Way("gae"),
     "`gae`, lambda 0.9": Way("gae", {"gae_lambda": 0.9}),
     "`gae`, lambda by length, 1 for the critic (VAPO)": Way("gae", {"gae_lambda": "adaptive", "gae_alpha": 2.0, "critic_lambda": 1.0}),
+}
+CUT_WAYS: Mapping[str, Way] = {
+    "`group_norm`": Way("group_norm", cut=True),
+    "`gae`, lambda 1, `--no-bootstrap-truncated`": Way("gae", cut=True),
+    "`gae`, lambda 1": Way("gae", cut=True, bootstrap=True),
+    "`gae`, lambda 0.9, `--no-bootstrap-truncated`": Way("gae", {"gae_lambda": 0.9}, cut=True),
+    "`gae`, lambda 0.9": Way("gae", {"gae_lambda": 0.9}, cut=True, bootstrap=True),
 }
 
 
@@ -112,31 +124,49 @@ def earned(world: World, tasks: Tensor, hits: Tensor, dense: bool) -> Tensor:
     return shares if dense else late
 
 
-def advantages_of(way: Way, rewards: Tensor, states: Tensor, values: Tensor) -> Advantages:
-    """Advantages and targets of the critic; groups follow each other. # [S, N, TURNS] each."""
+def lengths_of(way: Way, tasks: Tensor, random: torch.Generator) -> Tensor:
+    """Turns of each episode that are played. # [S, N]."""
+    if not way.cut:
+        return torch.full_like(tasks, TURNS)
+    at = torch.randint(3, TURNS, tasks.shape, generator=random)
+    return torch.where(torch.rand(tasks.shape, generator=random) < 0.5, at, TURNS)
+
+
+def advantages_of(way: Way, rewards: Tensor, states: Tensor, values: Tensor, lengths: Tensor) -> Advantages:
+    """Advantages and targets of the critic, 0 for turns that are not played; groups follow each other. # [S, N, TURNS] each; [S, N]."""
     seeds, episodes, turns = rewards.shape
     each = torch.arange(seeds * episodes)
-    flat = rewards.flatten()
+    played = (torch.arange(turns) < lengths[..., None]).flatten()
+    flat = rewards.flatten()[played]
+    at_cut = values.gather(-1, lengths[..., None].clamp(max=turns - 1))[..., 0] * (lengths < turns)
     inputs = AdvantageInputs(
         token_rewards=flat,
-        episode=each.repeat_interleave(turns),
+        episode=each.repeat_interleave(turns)[played],
         group=each // SAMPLES,
         rewards=rewards.sum(-1).flatten(),
-        values=values.flatten(),
+        values=values.flatten()[played],
         turn=torch.arange(len(flat)),
-        state=(each // SAMPLES).repeat_interleave(turns) * (TURNS * STATUSES) + states.flatten(),
+        state=((each // SAMPLES).repeat_interleave(turns) * (TURNS * STATUSES) + states.flatten())[played],
+        at_cut=at_cut.flatten() if way.bootstrap else None,
     )
     facts = estimator_facts(way.estimator)
     found = find_estimator(way.estimator)(inputs, facts.options(**way.options))
     found = found if isinstance(found, Advantages) else Advantages(advantages=found)
-    own = found.advantages.view(seeds, -1)
+    advantages, returns = (
+        None if own is None else torch.zeros(len(played)).masked_scatter(played, own).view_as(rewards)
+        for own in (found.advantages, found.returns)
+    )
+    assert advantages is not None
     if facts.whitens:
-        own = torch.stack([whiten(seed) for seed in own])
-    return Advantages(advantages=own.view_as(rewards), returns=None if found.returns is None else found.returns.view_as(rewards))
+        kept = played.view_as(rewards)
+        advantages = torch.stack(
+            [torch.zeros_like(own).masked_scatter(mask, whiten(own[mask])) for own, mask in zip(advantages, kept, strict=True)]
+        )
+    return Advantages(advantages=advantages, returns=returns)
 
 
 def train(way: Way, rate: float) -> Tensor:
-    """Mean reward of every seed in each step, of episodes that are not trained. # [SEEDS, STEPS]."""
+    """Mean reward of every seed in each step, of episodes that are neither trained nor cut. # [SEEDS, STEPS]."""
     world, random = World.new(), torch.Generator().manual_seed(1)
     table = torch.zeros(SEEDS, TASKS, TURNS, STATUSES, ACTIONS, requires_grad=True)
     critic = torch.zeros(SEEDS, TASKS, TURNS, STATUSES, requires_grad=True)
@@ -146,13 +176,15 @@ def train(way: Way, rate: float) -> Tensor:
         tasks = torch.rand(SEEDS, TASKS, generator=random).argsort(-1)[:, :GROUPS].repeat_interleave(SAMPLES, 1)
         with torch.no_grad():
             actions, statuses, hits = play(world, table, tasks, random, way.branch_at)
+        lengths = lengths_of(way, tasks, random)
+        played = (turn < lengths[..., None]).float()
         place = (torch.arange(SEEDS)[:, None, None], tasks[..., None], turn, statuses)
-        rewards, values = earned(world, tasks, hits, way.dense), critic[place]
-        found = advantages_of(way, rewards, turn * STATUSES + statuses, values.detach())
+        rewards, values = earned(world, tasks, hits, way.dense) * played, critic[place]
+        found = advantages_of(way, rewards, turn * STATUSES + statuses, values.detach(), lengths)
         scores = table[place].log_softmax(-1).gather(-1, actions[..., None])[..., 0]
         loss = -(found.advantages * scores).mean((1, 2)).sum()
         if found.returns is not None:
-            loss = loss + (values - found.returns).square().mean((1, 2)).sum()
+            loss = loss + ((values - found.returns).square() * played).mean((1, 2)).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -175,10 +207,10 @@ def interval(values: Tensor) -> str:
     return f"{statistics.fmean(own):.1f} ± {T_95 * statistics.stdev(own) / len(own) ** 0.5:.1f}"
 
 
-def main() -> None:
-    """Print the table."""
+def table_of(ways: Mapping[str, Way]) -> None:
+    """Print the table of some ways, the first of which the others are compared with."""
     found: dict[str, tuple[float, Tensor]] = {}
-    for name, way in WAYS.items():
+    for name, way in ways.items():
         curves = {rate: train(way, rate) for rate in RATES}
         rate = max(RATES, key=lambda each: float(curves[each][:FIRST].mean()))
         found[name] = rate, curves[rate][FIRST:]
@@ -190,6 +222,13 @@ def main() -> None:
         fewer = "" if name == "`group_norm`" else interval(base - steps)
         last = curve[:, -10:].mean(-1) * 100
         print(f"| {name} | {rate:g} | {interval(steps)} | {fewer} | {interval(last)} % |")
+
+
+def main() -> None:
+    """Print both tables."""
+    table_of(WAYS)
+    print()
+    table_of(CUT_WAYS)
 
 
 if __name__ == "__main__":

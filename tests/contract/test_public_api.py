@@ -167,7 +167,7 @@ def test_signatures_of_algorithms() -> None:
     }
     assert {name: list(inspect.signature(getattr(agentrl, name)).parameters)[1:] for name in signatures} == signatures
     fields = {
-        "AdvantageInputs": ["token_rewards", "episode", "group", "rewards", "values", "kl", "turn", "parts", "baseline", "state"],
+        "AdvantageInputs": ["token_rewards", "episode", "group", "rewards", "values", "kl", "turn", "parts", "baseline", "state", "at_cut"],
         "AdvantageOptions": ["advantage_std_norm", "reward_clip_range"],
         "Advantages": ["advantages", "returns"],
         "LossInputs": ["new", "old", "advantages", "sequence", "selected", "seed"],

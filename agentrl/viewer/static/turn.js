@@ -90,10 +90,10 @@ function head(turn, several) {
   ].filter(Boolean).join(" · ");
 }
 
-export function Turn({ turn, spans, images, patches, paint, form, colour, chosen, find, branch, several, style }) {
+export function Turn({ turn, spans, images, patches, paint, form, colour, chosen, find, branch, shared, several, style }) {
   const cells = form === "tokens";
   return html`<section class="turn" id=${`turn-${turn.turn}`} data-turn-box=${turn.turn} style=${style}>
-    <header><b>turn ${turn.turn + 1}</b><span class="dim">${head(turn, several)}</span>${branch && html`<span class="badge">${branch}</span>`}
+    <header><b>turn ${turn.turn + 1}</b><span class="dim">${head(turn, several)}</span>${branch && html`<span class="badge">${branch}</span>`}${shared && html`<span class="badge">shared with ${shared}</span>`}
       ${turn.unanswered && html`<span class="badge bad">the environment did not answer</span>`}
       ${turn.fresh && turn.turn > 0 && html`<span class="badge">context begun anew${turn.branch_reason ? `: ${turn.branch_reason}` : ""}</span>`}
       ${turn.masked && html`<span class="badge warn">not trained: ${turn.masked}</span>`}</header>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from agentrl.algo.advantages import AdvantageInputs
 from agentrl.algo.compute import compute_advantages
+from agentrl.algo.estimators import ESTIMATORS
 from agentrl.algo.statistics import reverse_discounted_cumsum
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import advantage_inputs, collate
@@ -156,3 +158,26 @@ def test_lambda_by_length_and_one_for_the_critic(name: str) -> None:
     assert same.returns is not None
     torch.testing.assert_close(same.advantages, same.returns - values - (same.returns - values).mean(), rtol=1e-4, atol=1e-4)
     assert math.isfinite(float(found.advantages.sum()))
+
+
+@pytest.mark.parametrize("name", ["gae", "turn_gae"])
+def test_an_episode_that_was_cut_goes_on_with_the_critics_value(name: str) -> None:
+    """Written out for gamma 0.9, lambda 0.5: two episodes alike but for their end, of which the first was cut where the value was 4."""
+    given = AdvantageInputs(
+        token_rewards=torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 1.0]),
+        episode=torch.tensor([0, 0, 0, 1, 1, 1]),
+        group=torch.tensor([0, 1]),
+        rewards=torch.tensor([1.0, 1.0]),
+        values=torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0, 3.0]),
+        turn=torch.arange(6),
+        at_cut=torch.tensor([4.0, 0.0]),
+    )
+    options = estimator_options(name, gamma=0.9, gae_lambda=0.5)
+    found = ESTIMATORS[name](given, options)
+    last, middle, first = 1.0 + 0.9 * 4.0 - 3.0, 0.9 * 3.0 - 2.0, 0.9 * 2.0 - 1.0
+    cut = [first + 0.45 * (middle + 0.45 * last), middle + 0.45 * last, last]
+    over = [first + 0.45 * (middle - 0.45 * 2.0), middle - 0.45 * 2.0, -2.0]
+    torch.testing.assert_close(found.advantages, torch.tensor([*cut, *over]))
+    torch.testing.assert_close(found.returns, torch.tensor([*cut, *over]) + given.values)
+    without = ESTIMATORS[name](replace(given, at_cut=None), options)
+    torch.testing.assert_close(without.advantages, torch.tensor([*over, *over]))

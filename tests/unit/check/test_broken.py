@@ -48,6 +48,10 @@ DEFECTS = {
     "bad_random:ClockInReward": "nondeterministic",
     "bad_random:ReseedsGlobal": "global-reseed",
     "bad_random:ReseedsNumpy": "global-reseed",
+    "bad_snapshot:ForgetsRandomNumbers": "snapshot-differs",
+    "bad_snapshot:SharesHistory": "snapshot-differs",
+    "bad_snapshot:RestoreRaises": "snapshot-differs",
+    "bad_snapshot:StateOutsideOfPython": "snapshot-differs",
     "bad_random:HistoryInClass": "shared-state",
     "bad_random:AnswerInClass": "shared-state",
     "bad_random:HistoryInModule": "shared-state",
@@ -115,6 +119,7 @@ SOUND = (
     "bad_subtle:Solves",
     "bad_tasks:CopiesMetadata",
     "bad_random:SeededGenerator",
+    "bad_snapshot:Copies",
     "bad_resources:ClosesAll",
     "bad_resources:ReplacesServer",
 )

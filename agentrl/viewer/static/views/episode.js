@@ -35,6 +35,8 @@ function Head({ run, episode, foreign }) {
     ["label", label !== "–" && html`<span class="mono">${label}</span>`],
     ["weights at its beginning", !foreign && `version ${number(episode.version)}`],
     ["attempt", episode.attempts && episode.attempts.length > 1 && html`${episode.attempts.map((attempt) => html`<a key=${attempt} class=${attempt === episode.attempt ? "badge good" : "badge"} href=${toEpisode(run, episode.episode, { attempt })}>${attempt + 1}</a> `)}`],
+    ["forked", episode.forked_from && html`from <a href=${toEpisode(run, episode.forked_from, { attempt: episode.attempt || "" })}>${episode.forked_from}</a> after ${plural(episode.forked_turns, "turn")}`],
+    ["forks", (episode.forks || []).length > 0 && html`${episode.forks.map((fork) => html`<a key=${fork.episode} href=${toEpisode(run, fork.episode, { attempt: episode.attempt || "" })}>${fork.episode}</a> after ${plural(fork.turns, "turn")}  `)}`],
     ["source", episode.source !== "train" && episode.source], ["metrics", pairs(episode.metrics)],
     ["time", Object.entries(episode.timings || {}).map(([name, value]) => `${name.replace(/_s$/, "")} ${seconds(value)}`).join("  ")],
     ["metadata", Object.keys(task.metadata || {}).length > 0 && valueText(task.metadata)],
@@ -159,7 +161,7 @@ export function EpisodeView({ run, info, name, query }) {
   const path = query.branch === undefined ? null : lineage(branches, Number(query.branch));
   const turns = episode.turns.filter((turn) => !path || path.has(turn.branch));
   const box = (turn, row) => html`<${Turn} key=${turn.turn} turn=${turn} images=${html`<${Images} run=${run} episode=${episode} numbers=${imagesOf(turn)} what=${`shown before turn ${turn.turn + 1}`} />`} patches=${form === "tokens" && patchesOf(turn, (index) => sourceOf(run, episode, index))} spans=${spansOf(episode, turn)} paint=${paint} form=${form} colour=${colour}
-    chosen=${chosen && chosen.turn === turn.turn ? chosen.token : -1} find=${find} several=${several} branch=${branches.length > agents.length ? `branch ${turn.branch + 1}` : ""}
+    chosen=${chosen && chosen.turn === turn.turn ? chosen.token : -1} find=${find} several=${several} branch=${branches.length > agents.length ? `branch ${turn.branch + 1}` : ""} shared=${turn.number < (episode.forked_turns || 0) ? episode.forked_from : ""}
     style=${lanes ? { gridColumn: String(agents.indexOf(turn.agent) + 1), gridRow: String(row + 1) } : {}} />`;
   return html`<div class="split"><div><${Head} run=${run} episode=${episode} foreign=${info.kind === "foreign"} /><${Images} run=${run} episode=${episode} numbers=${imagesOfTask(episode)} what="of the task" />
       ${branches.length > 1 && branches.length > agents.length && html`<${BranchTree} branches=${branches} chosen=${query.branch === undefined ? null : Number(query.branch)} several=${several} />`}

@@ -32,6 +32,7 @@ export function Member({ run, member, difference, paint, whole }) {
   return html`<article class="member" data-member=${member.episode}><header><a href=${toEpisode(run, member.episode)}>${member.trajectory}</a>${member.agent && html`<span class="tag">${member.agent}</span>`}<${StatusBadge} status=${member.status} />
       <span>reward <b>${number(member.reward, 3)}</b></span>${known(member.score) && html`<span class="dim">score ${number(member.score, 3)}</span>`}${known(member.advantage) && html`<span class="dim">advantage ${number(member.advantage, 3)}</span>`}</header>
     ${member.error && html`<pre class="note">${member.error.slice(0, 400)}</pre>`}
+    ${member.forked_from && html`<p class="dim">forked from <a href=${toEpisode(run, member.forked_from)}>${member.forked_from}</a> after ${plural(member.forked_turns, "turn")}</p>`}
     ${!member.recorded && html`<p class="dim">not recorded</p>`}
     ${skipped > 0 && html`<p class="dim">${plural(skipped, "turn")} the same for all</p>`}
     ${member.turns.map((turn, index) => index >= from && html`<div key=${index}><p class="dim">turn ${index + 1}${index > 0 ? "" : " (the prompt is the task's)"}</p>
