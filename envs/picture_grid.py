@@ -37,6 +37,12 @@ def draw(walker: tuple[int, int], goal: tuple[int, int]) -> np.ndarray:
     return picture
 
 
+def moved(walker: tuple[int, int], move: str) -> tuple[int, int]:
+    """Return the place after a move, which ends at the edge of the grid."""
+    x, y = (min(max(at + by, 0), CELLS - 1) for at, by in zip(walker, MOVES[move], strict=True))
+    return x, y
+
+
 def helpful(walker: tuple[int, int], goal: tuple[int, int]) -> list[str]:
     """Return the moves that lead towards the goal."""
     return [name for name, (dx, dy) in MOVES.items() if dx * (goal[0] - walker[0]) + dy * (goal[1] - walker[1]) > 0]
@@ -75,11 +81,11 @@ class PictureGrid(AgentInstance):
 
     def step(self, state: StepState) -> StepResult:
         """Move, and show the grid again."""
-        move = MOVES.get(state.action_text.strip().lower())
-        if move is None:
+        move = state.action_text.strip().lower()
+        if move not in MOVES:
             return StepResult(0.0, terminated=True)
         self.turns += 1
-        self.walker = tuple(min(max(at + by, 0), CELLS - 1) for at, by in zip(self.walker, move, strict=True))
+        self.walker = moved(self.walker, move)
         if self.walker == self.goal:
             return StepResult(1.0, terminated=True)
         if self.turns == NUM_TURNS:

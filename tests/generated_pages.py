@@ -42,8 +42,16 @@ def gallery() -> str:
     """The page about the ready-made environments."""
     texts = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in sorted((ROOT / "envs").glob("*.py"))}
     rows = [f"| [{path.stem}](#{path.stem}) | {_cell(text.partition(chr(10) * 2)[0])} |" for path, text in texts.items()]
-    sections = [f"## {path.stem}\n\n[`envs/{path.name}`](../envs/{path.name})\n\n{markdown(text)}\n" for path, text in texts.items()]
+    sections = [
+        f"## {path.stem}\n\n[`envs/{path.name}`](../envs/{path.name})\n\n{_shown(path)}{markdown(text)}\n" for path, text in texts.items()
+    ]
     return GALLERY + "\n".join([*rows, "", *sections])
+
+
+def _shown(path: Path) -> str:
+    """The picture of an environment that shows pictures, made by `tests.env_pictures`."""
+    picture = f"gallery/{path.stem}.png"
+    return f"![Pictures of {path.stem}]({picture})\n\n" if (ROOT / "docs" / picture).is_file() else ""
 
 
 def metrics() -> str:

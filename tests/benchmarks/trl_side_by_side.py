@@ -2,11 +2,13 @@
 
     python -m tests.benchmarks.trl_side_by_side [--task rules|bare] [--seeds 1 2 3] [--steps N] [--systems NAME ...]
     python -m tests.benchmarks.trl_side_by_side --task instructions --model models/smollm2 --steps 5 --groups 1 --systems sync-local trl-1
+    python -m tests.benchmarks.trl_side_by_side --task pictures --systems trl trl-1 sync async
 
 Both train in float32 on the same chat messages, with the same reward, sizes (`Workload`) and AdamW, one update a step, group-normalised
 advantages and the clipped loss as a mean over tokens. The tasks ``rules`` and ``bare`` are the questions of ``envs/arithmetic.py`` for the
 bundled model, after a system prompt (176 tokens in all; `tests.benchmarks._rules`) or alone (11 tokens); ``instructions`` is the recipe
-for SmolLM2 (204 tokens on average). Every run is a process of its own; they take turns. Start-up is measured apart.
+for SmolLM2 (204 tokens on average); ``pictures`` is ``envs/shapes.py`` for the bundled model that reads images, whose vision part both
+leave as it is. Every run is a process of its own; they take turns. Start-up is measured apart.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
 from agentrl.core.types import Task, as_messages
 from agentrl.env.agent import StepState
 from agentrl.env.load import load_agent
 from tests.e2e.runs import ENVS, ROOT, command
 
-THRESHOLD, WINDOW = 0.9, 5
+WINDOW = 5
 DEADLINE_S = 900
 CORES = len(os.sched_getaffinity(0))
 
@@ -47,6 +49,8 @@ class Workload:
         new_tokens: Most tokens of an answer.
         learning_rate: Constant.
         temperature: Of sampling, and of the log-probabilities that are trained.
+        model: Directory of the model; empty: the bundled chat model.
+        threshold: Reward to which the time is measured.
     """
 
     agent: str
@@ -55,6 +59,8 @@ class Workload:
     new_tokens: int = 8
     learning_rate: float = 5e-4
     temperature: float = 1.0
+    model: str = ""
+    threshold: float = 0.9
 
     @property
     def episodes(self) -> int:
@@ -68,6 +74,7 @@ TASKS = {
     "instructions": Workload(
         agent=str(ROOT / "examples/recipes/smollm2/instructions.py"), groups=8, new_tokens=32, learning_rate=2e-5, temperature=0.7
     ),
+    "pictures": Workload(agent=str(ENVS / "shapes.py"), model=located_model(VISION_MODEL), threshold=0.75),
 }
 
 
@@ -114,12 +121,14 @@ class Result:
 
     Attributes:
         episodes: Episodes of a step.
+        threshold: Reward to which the time is measured.
         rewards: Mean reward of every step.
         times: Seconds from the begin of training to the end of every step.
         start_s: Seconds from the command to the begin of training, and from its end to that of the process.
     """
 
     episodes: int
+    threshold: float
     rewards: list[float]
     times: list[float]
     start_s: float
@@ -132,21 +141,21 @@ class Result:
     @property
     def to_threshold_s(self) -> float | None:
         """Time until the mean of some steps in a row first reached the threshold."""
-        return next((self.times[i] for i in range(WINDOW - 1, len(self.times)) if self.recent(i) >= THRESHOLD), None)
+        return next((self.times[i] for i in range(WINDOW - 1, len(self.times)) if self.recent(i) >= self.threshold), None)
 
     def recent(self, step: int) -> float:
         """Mean reward of the steps up to one."""
         return statistics.fmean(self.rewards[step - WINDOW + 1 : step + 1])
 
 
-def run(system: System, task: str, work: Workload, model: str, seed: int, steps: int) -> Result:
+def run(system: System, task: str, work: Workload, seed: int, steps: int) -> Result:
     """One run in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         rest = ("--seeds", str(seed), "--steps", str(steps))
-        words = [sys.executable, "-m", "tests.benchmarks.trl_side_by_side", "--child", folder, "--task", task, "--model", model, *rest]
+        words = [sys.executable, "-m", "tests.benchmarks.trl_side_by_side", "--child", folder, "--task", task, "--model", work.model, *rest]
         words += ["--options", system.options, "--groups", str(work.groups)]
         if system.flags is not None:
-            words = command("train", *agentrl_flags(work, folder, model, seed, steps), *system.flags)
+            words = command("train", *agentrl_flags(work, folder, seed, steps), *system.flags)
         begin = time.perf_counter()
         # Nothing is looked up on the network: everything is local.
         env = {**os.environ, "OMP_NUM_THREADS": str(system.threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
@@ -154,24 +163,25 @@ def run(system: System, task: str, work: Workload, model: str, seed: int, steps:
         seconds = time.perf_counter() - begin
         if done.returncode:
             raise RuntimeError(f"{system.name} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        return read(Path(folder), work.episodes, seconds)
+        return read(Path(folder), work, seconds)
 
 
-def agentrl_flags(work: Workload, folder: str, model: str, seed: int, steps: int) -> list[str]:
+def agentrl_flags(work: Workload, folder: str, seed: int, steps: int) -> list[str]:
     """The settings of a workload in agentrl's words."""
     sizes = ("--groups-per-step", work.groups, "--n-samples-per-prompt", work.samples, "--max-new-tokens", work.new_tokens)
     sampling = ("--temperature", work.temperature, "--learning-rate", work.learning_rate, "--seed", seed, "--num-steps", steps)
     rest = ("--agent", work.agent, "--run-dir", f"{folder}/run", "--record", "none", "--no-save-model")
-    pretrained = ("--model", model, "--max-model-len", 512) if model else ()
+    pretrained = ("--model", work.model, "--max-model-len", 512) if work.model else ()
     return [str(word) for word in (*sizes, *sampling, *rest, *pretrained)]
 
 
-def read(folder: Path, episodes: int, seconds: float) -> Result:
+def read(folder: Path, work: Workload, seconds: float) -> Result:
     """What a run left."""
     metrics = next(folder.rglob("metrics.jsonl"))
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     times = [float(row["time_s"]) for row in rows]
-    return Result(episodes, [float(row["reward/mean"]) for row in rows], times, seconds - times[-1])
+    rewards = [float(row["reward/mean"]) for row in rows]
+    return Result(work.episodes, work.threshold, rewards, times, seconds - times[-1])
 
 
 def trl_config(work: Workload, folder: Path, seed: int, steps: int, options: dict[str, Any]) -> Any:
@@ -210,11 +220,12 @@ def trl_config(work: Workload, folder: Path, seed: int, steps: int, options: dic
     )
 
 
-def train_with_trl(folder: Path, work: Workload, model: str, seed: int, steps: int, options: dict[str, Any]) -> None:
+def train_with_trl(folder: Path, work: Workload, seed: int, steps: int, options: dict[str, Any]) -> None:
     """GRPOTrainer with the settings above; metrics go to `folder`."""
     import torch
     from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from PIL import Image
+    from transformers import AutoProcessor, AutoTokenizer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from trl import GRPOTrainer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -240,20 +251,25 @@ def train_with_trl(folder: Path, work: Workload, model: str, seed: int, steps: i
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
-    data = Dataset.from_list([{"prompt": as_messages(task.prompt), "label": i} for i, task in enumerate(tasks)])
-    model = model or str(tiny_model_path())
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    seeing, model = bool(tasks[0].images), work.model or str(tiny_model_path())
+    rows: list[dict[str, Any]] = [{"prompt": as_messages(task.prompt), "label": i} for i, task in enumerate(tasks)]
+    if seeing:
+        rows = [{**row, "images": [Image.fromarray(image) for image in task.images]} for row, task in zip(rows, tasks, strict=True)]
+    data, processor = Dataset.from_list(rows), (AutoProcessor if seeing else AutoTokenizer).from_pretrained(model)
     config = trl_config(work, folder, seed, steps, options)
     trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
+        model=model, reward_funcs=reward, args=config, train_dataset=data, processing_class=processor, callbacks=[Clock()]
     )
+    if seeing:
+        trainer.model.get_encoder(modality="image").requires_grad_(False)
     trainer.train()
 
 
 def table(results: dict[str, list[Result]]) -> str:
     """Markdown; ratios are to the best of TRL's runs with the same seed, medians over the seeds."""
+    threshold = next(iter(results.values()))[0].threshold
     lines = [
-        f"| | episodes/s | ratio | seconds to a reward of {THRESHOLD} | ratio | reward, last {WINDOW} steps | start-up and end, s |",
+        f"| | episodes/s | ratio | seconds to a reward of {threshold} | ratio | reward, last {WINDOW} steps | start-up and end, s |",
         "|---|---|---|---|---|---|---|",
     ]
     theirs = list(zip(*(runs for name, runs in results.items() if SYSTEMS[name].flags is None), strict=True))
@@ -285,7 +301,7 @@ def main() -> None:
     """Compare, or be one of TRL's runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=list(TASKS), default="rules")
-    parser.add_argument("--model", default="", help="directory of the model; without it the bundled one")
+    parser.add_argument("--model", default="", help="directory of the model; without it the bundled one of the task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=["trl", "sync", "async"])
@@ -294,15 +310,15 @@ def main() -> None:
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args()
     work = TASKS[options.task]
-    work = dataclasses.replace(work, groups=options.groups or work.groups)
+    work = dataclasses.replace(work, groups=options.groups or work.groups, model=options.model or work.model)
     if options.child:
-        train_with_trl(options.child, work, options.model, options.seeds[0], options.steps, options.options)
+        train_with_trl(options.child, work, options.seeds[0], options.steps, options.options)
         return
     print(f"task {options.task}, {options.steps} steps of {work.groups} x {work.samples} episodes, seeds {options.seeds}, {CORES} cores")
     results: dict[str, list[Result]] = {name: [] for name in options.systems}
     for seed in options.seeds:
         for name in options.systems:
-            result = run(SYSTEMS[name], options.task, work, options.model, seed, options.steps)
+            result = run(SYSTEMS[name], options.task, work, seed, options.steps)
             results[name].append(result)
             print(f"  {name}, seed {seed}: {result.episodes_per_s:.3g} episodes/s, load {os.getloadavg()[0]:.1f}", flush=True)
     print(table(results))

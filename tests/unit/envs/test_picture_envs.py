@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from agentrl import ResetState, StepState, Task
 from envs import picture_grid, shapes
+from tests import env_pictures
 from tests.unit.envs.play import load
 
 
@@ -58,6 +62,17 @@ def test_a_solver_reaches_the_goal_in_every_grid() -> None:
             assert not np.array_equal(np.asarray(result.images[0]), shown)
             shown = np.asarray(result.images[0])
         assert (result.reward, result.terminated) == (1.0, True)
+
+
+def test_the_gallery_shows_what_the_environments_show() -> None:
+    pictures = env_pictures.drawn()
+    page = (env_pictures.OUT.parent / "gallery.md").read_text(encoding="utf-8")
+    assert {path.stem for path in env_pictures.OUT.glob("*.png")} == set(pictures)
+    for name, picture in pictures.items():
+        assert np.array_equal(np.asarray(Image.open(env_pictures.OUT / f"{name}.png").convert("RGB")), np.asarray(picture))
+        assert f"](gallery/{name}.png)" in page
+    frames = np.split(np.asarray(pictures["picture_grid"])[:, : 4 * (128 + 8)], 4, axis=1)
+    assert all(not np.array_equal(one, other) for one, other in itertools.pairwise(frames))
 
 
 def test_another_word_ends_a_walk_and_so_does_the_last_turn() -> None:

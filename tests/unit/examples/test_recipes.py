@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,6 @@ def test_the_comparison_with_trl_has_the_sizes_of_the_recipe() -> None:
     assert (work.groups, work.samples) == (rollout["groups_per_step"], rollout["n_samples_per_prompt"])
     assert (work.new_tokens, work.temperature) == (rollout["max_new_tokens"], rollout["temperature"])
     assert work.learning_rate == settings["learner"]["learning_rate"]
-    flags = trl_side_by_side.agentrl_flags(work, "out", str(tiny_model_path()), 1, 5)
+    flags = trl_side_by_side.agentrl_flags(replace(work, model=str(tiny_model_path())), "out", 1, 5)
     config = load_config(["--config", str(ROOT / "examples/recipes/smollm2/recipe.toml"), *flags])
     assert (config.flow.groups_per_step, config.sampling.temperature, config.training.num_steps) == (work.groups, work.temperature, 5)
