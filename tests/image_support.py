@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.config.episodes import RolloutConfig
+from agentrl.config.images import ImageConfig
 from agentrl.core.images import ImageInput, PlacedImage
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.rollout.images import ImageReader, open_reader
@@ -20,7 +20,7 @@ def picture(seed: int, side: int = 64) -> np.ndarray[Any, Any]:
 
 def reader_of(model: str) -> ImageReader:
     """The reader of a model's images."""
-    found = open_reader(model, RolloutConfig())
+    found = open_reader(model, ImageConfig())
     assert found is not None
     return found
 

@@ -67,7 +67,7 @@ async def serve(config: ServeConfig, say: Say) -> None:
     try:
         await engine.start()
         codec = make_codec(tokenizer, settings, engine.end_token_ids)
-        let_see(codec, settings.model, settings.rollout)
+        let_see(codec, settings.model, settings.images)
         await asyncio.to_thread(fit_parser, codec, endpoint, parser)
         server = EndpointServer(endpoint, is_exact=True)
         session = _session(engine, codec, settings, server.turns, say)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from agentrl.check.findings import CheckSettings
 from agentrl.check.probe import Watch, probed
+from agentrl.config.images import ImageConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, EnvError
 from agentrl.core.protocols import GenerationRequest
@@ -24,6 +25,7 @@ from agentrl.env.results import bad_result
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.forks import Role
+from agentrl.rollout.image_urls import ImageFetcher
 from agentrl.rollout.images import decoded, image_bytes
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession, written_turn
 from agentrl.rollout.settings import EpisodeSettings
@@ -279,13 +281,13 @@ class TextEpisode:
 
     def _look(self, request: GenerationRequest) -> None:
         """Note the images that are shown for the first time."""
-        played, limits = self.played, self._player.settings.rollout
+        played, limits = self.played, self._player.settings.images
         if request.images and played.images is None:
             played.images = ("step" if played.turns else "reset", len(request.images))
         if len(request.images) > limits.max_images and not played.unreadable:
             played.unreadable = f"{len(request.images)} images are more than {limits.max_images} (--max-images)"
         for image in request.images[self._shown.get(request.session, 0) :]:
-            digest, problem = look_at(image, limits.max_image_pixels)
+            digest, problem = look_at(image, limits)
             played.pictures.append(digest)
             played.unreadable = played.unreadable or problem
         self._shown[request.session] = len(request.images)
@@ -361,10 +363,10 @@ def plain(value: Prompt) -> str:
     return str(value) if isinstance(value, str) else "\n".join(plain_text(message.get("content")) for message in value)
 
 
-def look_at(image: Any, max_pixels: int) -> tuple[str, str]:
+def look_at(image: Any, limits: ImageConfig) -> tuple[str, str]:
     """Return a hash of what an image shows, and why it cannot be read; "" if it can."""
     try:
-        picture = decoded(image_bytes(image_text(image)), max_pixels)
+        picture = decoded(image_bytes(image_text(image), ImageFetcher(limits.allow_image_urls)), limits.max_image_pixels)
     except (ValueError, OSError) as error:
         return repr(image)[:80], str(error)
     return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest(), ""

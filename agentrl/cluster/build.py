@@ -127,7 +127,7 @@ def engine_settings(config: PlaySettings, index: int, on: Device | None = None) 
         device=on or device(config.run.device),
         seed=config.run.seed,
         index=index,
-        max_images=config.rollout.max_images,
+        max_images=config.images.max_images,
     )
     if not isinstance(config, TrainConfig):
         return settings

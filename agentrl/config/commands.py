@@ -147,7 +147,7 @@ DRY_RUN = ("--config", "--dry-run")
 TRAIN = TrainCommand(
     "train",
     TrainConfig,
-    "Train a language-model agent in an environment. Settings come from the defaults, then from --config, then from flags.",
+    "Train an agent in an environment. Settings: defaults, then --config, then flags.",
     main=(
         *("agent", "prompts", "model", "num_steps", "asynchronous", "advantage_estimator", "learning_rate", "groups_per_step"),
         *("n_samples_per_prompt", "max_new_tokens", "max_turns", "dynamic_filtering", "eval_every", "save_every", "resume", "run_dir"),

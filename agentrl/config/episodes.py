@@ -21,10 +21,6 @@ class RolloutConfig:
     """Tokens sampled in one turn at most. By model, unless given: 1024 from 5e8 parameters."""
     max_episode_tokens: CountOrZero = 0
     """Tokens of a whole episode at most, prompt and observations included; 0: the context length."""
-    max_images: Count = 16
-    """Images of a context at most, for a model that reads images; an episode with more has failed."""
-    max_image_pixels: Count = 2**23
-    """Pixels of an image at most; an episode with a larger one has failed."""
     top_p: Share = 1.0
     """Nucleus sampling mass; below 1 the importance ratio is biased and a correction is refused."""
     top_k: CountOrZero = 0

@@ -21,6 +21,7 @@ from agentrl.config.data_rules import listed
 from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.episodes import EndpointConfig, IsolationConfig, RolloutConfig, SamplingConfig
 from agentrl.config.flow import FlowConfig
+from agentrl.config.images import ImageConfig, observing
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.partner import PartnerConfig
@@ -49,6 +50,8 @@ class RunConfig:
 
     agent: Annotated[str, Alias("--agent-func-path")] = ""
     """Environment or reward to train on: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``; or ``--remote-rm-url``."""
+    observe: Literal["text", "pixels"] = "text"
+    """What ``--agent gym:ID`` shows the model: ``text``, or ``pixels``, the pictures of its ``render_mode`` ``rgb_array``."""
     seed: CountOrZero = 0
     """Seed of the whole run: order of tasks, sampling, initialisation of new layers."""
     runtime: Annotated[Literal["auto", "ray", "local"], ResumeMayChange] = "auto"
@@ -65,6 +68,9 @@ class RunConfig:
     """Stop with a diagnosis if no group finishes and no step ends for this many seconds."""
     debug: Annotated[bool, ResumeMayChange] = False
     """Show tracebacks and the output of worker processes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "agent", observing(self.agent, self.observe))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +215,7 @@ class PlaySettings:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    images: ImageConfig = field(default_factory=ImageConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
     partner: PartnerConfig = field(default_factory=PartnerConfig)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentrl.config.episodes import RolloutConfig
+from agentrl.config.images import ImageConfig
 from agentrl.config.reward import FLAG, RewardModelFacts, reward_model_facts
 from agentrl.core.errors import ConfigError, EnvResultError, RewardError
 from agentrl.core.images import ImageInput, joined_tensors
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SEPARATOR = "\n"
 """Text that a process reward model reads after each step, unless its ``config.json`` says something else (`step_separator`)."""
 PROBE = (Message(role="user", content="?"),)
-UNLIMITED = RolloutConfig(max_images=2**31, max_image_pixels=2**31)
+UNLIMITED = ImageConfig(max_images=2**31, max_image_pixels=2**31)
 """Images have passed the limits of the episode that they are of."""
 
 

@@ -110,7 +110,7 @@ class PlaySession:
         config = self._config
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=config.model.trust_remote_code)
         self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
-        let_see(self._codec, config.model, config.rollout)
+        let_see(self._codec, config.model, config.images)
         fit_parser(self._codec, config.endpoint)
         if self._codec.tool_parser != JSON_PARSER:
             self._tell(f"Tool calls are read by {self._codec.tool_parser}.")

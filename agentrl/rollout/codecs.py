@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.config.episodes import EndpointConfig, RolloutConfig
+from agentrl.config.episodes import EndpointConfig
+from agentrl.config.images import ImageConfig
 from agentrl.config.schema import DataConfig, ModelConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Prompt
@@ -47,7 +48,7 @@ def make_codec(tokenizer: Any, settings: CodecSettings, end_token_ids: Sequence[
     return codec
 
 
-def let_see(codec: ChatCodec, model: ModelConfig, limits: RolloutConfig) -> None:
+def let_see(codec: ChatCodec, model: ModelConfig, limits: ImageConfig) -> None:
     """Let a codec put images in the places that a chat has for them, if its model reads images."""
     codec.images = open_reader(model.model, limits, trust_remote_code=model.trust_remote_code)
 

@@ -16,13 +16,14 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from agentrl.config.episodes import RolloutConfig
+from agentrl.config.images import ImageConfig
 from agentrl.config.model_shape import image_problem, local_config, placeholder_ids, reads_images
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, expand
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.core.types import ints
-from agentrl.env.images import FORMS, image_text
+from agentrl.env.images import image_text
+from agentrl.rollout.image_urls import ImageFetcher
 from agentrl.rollout.lane import Lane
 
 CACHE_BYTES = 2**28
@@ -39,12 +40,13 @@ class ImageReader:
     Args:
         model: Hugging Face directory or hub name.
         config: Contents of the model's ``config.json``.
-        rollout: Budgets of episodes.
+        limits: Number and size of images, and the hosts that they are fetched from.
         trust_remote_code: Allow the model's own Python code to run.
     """
 
-    def __init__(self, model: str, config: Any, rollout: RolloutConfig, *, trust_remote_code: bool = False) -> None:
-        self._model, self._config, self._rollout, self._trusted = model, config, rollout, trust_remote_code
+    def __init__(self, model: str, config: Any, limits: ImageConfig, *, trust_remote_code: bool = False) -> None:
+        self._model, self._config, self._limits, self._trusted = model, config, limits, trust_remote_code
+        self._fetcher = ImageFetcher(limits.allow_image_urls)
         self._lane = Lane(short=-1)
         self._known: WeakValueDictionary[str, ImageInput] = WeakValueDictionary()  # by hash of the text that names it, and of its pixels
         self._kept: OrderedDict[str, ImageInput] = OrderedDict()
@@ -68,13 +70,17 @@ class ImageReader:
         Raises:
             EnvResultError: If there are more or fewer placeholders than images, or more images than a context may have.
         """
-        limit = self._rollout.max_images
+        limit = self._limits.max_images
         if before + len(images) > limit:
             raise EnvResultError(f"{before + len(images)} images are more than {limit} (--max-images)")
         try:
             return expand(compact, images, self.placeholder)
         except ValueError as error:
             raise EnvResultError(str(error)) from error
+
+    def fetches(self, address: str) -> bool:
+        """Return True if images at an address may be fetched."""
+        return self._fetcher.allows(address)
 
     @property
     def placeholder(self) -> int:
@@ -86,7 +92,7 @@ class ImageReader:
             text = image_text(image)
             name = _name_of(text)
             if (found := self._known.get(name)) is None:
-                found = self._processed(image_bytes(text))
+                found = self._processed(image_bytes(text, self._fetcher))
                 self._known[name] = found
         except (ValueError, OSError) as error:
             raise EnvResultError(f"image {place}: {error}") from error
@@ -94,7 +100,7 @@ class ImageReader:
         return found
 
     def _processed(self, data: bytes) -> ImageInput:
-        image = decoded(data, self._rollout.max_image_pixels)
+        image = decoded(data, self._limits.max_image_pixels)
         key = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
         if (found := self._known.get(key)) is None:
             found = self._known[key] = self._processor.process(image, data, key)
@@ -227,11 +233,11 @@ def _name_of(text: str) -> str:
     return "text-" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def image_bytes(text: str) -> bytes:
-    """Return the bytes of a data URL or of a file.
+def image_bytes(text: str, fetcher: ImageFetcher) -> bytes:
+    """Return the bytes of a data URL, of a file, or of what is at an address.
 
     Raises:
-        ValueError: If it is a damaged data URL, or an address of another machine.
+        ValueError: If it is a damaged data URL, or an address that may not be fetched or gives nothing.
         OSError: If there is no such file.
     """
     if text.startswith("data:"):
@@ -243,7 +249,7 @@ def image_bytes(text: str) -> bytes:
         except binascii.Error as error:
             raise ValueError(f"the data URL of an image is damaged: {error}") from error
     if "://" in text:
-        raise ValueError(f"images are not fetched from addresses such as {text[:60]!r}; {FORMS}")
+        return fetcher.fetch(text)
     return Path(text).expanduser().read_bytes()
 
 
@@ -251,9 +257,9 @@ def _size_of(image: ImageInput) -> int:
     return len(image.data) + sum(tensor.array.nbytes for tensor in image.tensors.values())
 
 
-def open_reader(model: str, rollout: RolloutConfig, *, trust_remote_code: bool = False) -> ImageReader | None:
+def open_reader(model: str, limits: ImageConfig, *, trust_remote_code: bool = False) -> ImageReader | None:
     """Return the reader of images of a model; `None` for a model that reads text only."""
     path = local_config(model)
     if path is None or not reads_images(model):
         return None
-    return ImageReader(model, json.loads(path.read_text(encoding="utf-8")), rollout, trust_remote_code=trust_remote_code)
+    return ImageReader(model, json.loads(path.read_text(encoding="utf-8")), limits, trust_remote_code=trust_remote_code)

@@ -202,7 +202,7 @@ class EpisodeWorker:
         await self._engine.start()
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=self._settings.model.trust_remote_code)
         self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
-        let_see(self._codec, self._settings.model, self._settings.rollout)
+        let_see(self._codec, self._settings.model, self._settings.images)
         if self._fit_parser is not None:
             await asyncio.to_thread(self._fit_parser, self._codec, self._settings.endpoint)
         if self._learned is not None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.episodes import RolloutConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.rollout.images import ImageReader, open_reader
@@ -21,8 +20,6 @@ from agentrl.tune.settings import TuneConfig
 
 SAMPLES = 3
 """Rows that are shown before training begins."""
-UNLIMITED = 2**31
-"""Images of a row: their tokens count in ``--max-length``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +84,7 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
 
 def image_reader(config: TuneConfig) -> ImageReader | None:
     """Return the reader of the images of rows; `None` for a model that reads text only."""
-    limits = RolloutConfig(max_images=UNLIMITED, max_image_pixels=config.data.max_image_pixels)
-    return open_reader(model_path(config), limits, trust_remote_code=config.model.trust_remote_code)
+    return open_reader(model_path(config), config.images, trust_remote_code=config.model.trust_remote_code)
 
 
 def _check_images(config: TuneConfig, rows: Sequence[Row]) -> None:

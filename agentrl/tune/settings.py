@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Le, Lt
 
+from agentrl.config.images import ImageConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.optimizers import BETAS, OptimizerName
 from agentrl.config.record import TrackConfig
@@ -68,8 +69,6 @@ class TuneDataConfig:
     """Tokens of a row at most, prompt included."""
     overlong: Literal["drop", "cut", "split"] = "drop"
     """Rows above ``--max-length``: ``drop`` them, ``cut`` off their end, or ``split`` plain text into several rows. They are counted."""
-    max_image_pixels: Count = 2**23
-    """Pixels of an image at most, for a model that reads images; a row with a larger one is refused."""
     prompt_key: Annotated[str, Alias("--input-key")] = "prompt"
     """Column that holds the prompt: text or a list of chat messages."""
     input_template: str = ""
@@ -291,6 +290,7 @@ class TuneConfig:
 
     run: TuneRunConfig = field(default_factory=TuneRunConfig)
     data: TuneDataConfig = field(default_factory=TuneDataConfig)
+    images: ImageConfig = field(default_factory=ImageConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

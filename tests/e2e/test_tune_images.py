@@ -23,7 +23,7 @@ METHODS = [
     ("dpo", 4.0, "accuracy", 0.65),
     ("kto", 4.0, "margin", 0.1),
     ("orpo", 4.0, "accuracy", 0.8),
-    ("reward-model", 8.0, "accuracy", 0.65),
+    ("reward-model", 6.0, "margin", 0.3),
 ]
 
 

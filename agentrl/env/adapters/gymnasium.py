@@ -19,6 +19,7 @@ from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult
 if TYPE_CHECKING:
     import gymnasium
 
+PIXELS = "pixels"
 SEEDS = 2**31  # some environments hand the seed on to generators that take 32 bits
 
 
@@ -37,6 +38,7 @@ class GymEnv(AgentInstance):
         num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: endless tasks, with seeds derived from the run's.
         max_invalid: Maximum number of consecutive answers without an action.
         invalid_reward: Reward of each such answer.
+        observe: ``text``, or ``pixels`` for a model that reads images: it gets the picture that `render` draws in the mode ``rgb_array``.
         env: The gymnasium environment, from `reset` on.
         info: The `info` of the latest `reset` or `step`, from `reset` on.
     """
@@ -47,6 +49,7 @@ class GymEnv(AgentInstance):
     num_tasks: ClassVar[int | None] = None
     max_invalid: ClassVar[int] = 2
     invalid_reward: ClassVar[float] = 0.0
+    observe: ClassVar[str] = "text"
 
     env: gymnasium.Env[Any, Any] | None = None
     info: Mapping[str, Any] = {}
@@ -57,7 +60,12 @@ class GymEnv(AgentInstance):
         """Make the environment of this episode."""
         import gymnasium
 
-        return gymnasium.make(self.env_id, **{"disable_env_checker": True, **self.env_options})
+        return gymnasium.make(self.env_id, **{"disable_env_checker": True, **self.drawing(), **self.env_options})
+
+    @classmethod
+    def drawing(cls) -> dict[str, str]:
+        """Keyword arguments of `gymnasium.make` with which the environment draws itself, if the model gets pictures."""
+        return {"render_mode": "rgb_array"} if cls.observe == PIXELS else {}
 
     def instructions(self) -> str:
         """Text before the first observation: the rules of the game and its actions."""
@@ -70,6 +78,22 @@ class GymEnv(AgentInstance):
     def format_observation(self, observation: Any) -> str:
         """Return an observation as text; `self.env` and `self.info` hold further facts."""
         return str(observation)
+
+    def caption(self) -> str:
+        """Text beside each picture behind the first one; the first has the instructions."""
+        return self.ask()
+
+    def frame(self) -> Any:
+        """Return the picture of the environment as it is now.
+
+        Raises:
+            RuntimeError: If the environment draws none.
+        """
+        picture = self._env().render()
+        if not hasattr(picture, "shape"):
+            problem = f"{type(self).__name__}: render returned {type(picture).__name__}, no picture"
+            raise RuntimeError(f"{problem}; make the environment with render_mode='rgb_array', or observe text")
+        return picture
 
     def parse_action(self, text: str) -> Any:
         """Return the action that an answer names.
@@ -115,6 +139,8 @@ class GymEnv(AgentInstance):
 
     def _begun(self, result: tuple[Any, Mapping[str, Any]]) -> ResetResult:
         observation, self.info = result
+        if self.observe == PIXELS:
+            return ResetResult(self.instructions(), images=[self.frame()])
         return ResetResult("\n".join(filter(None, (self.instructions(), self.format_observation(observation)))))
 
     def step(self, state: StepState) -> StepResult:
@@ -128,9 +154,11 @@ class GymEnv(AgentInstance):
         """Turn the result of `env.step` into text for the model."""
         observation, reward, terminated, truncated, self.info = result
         self._total += float(reward)
+        over, seen = bool(terminated) or bool(truncated), self.observe == PIXELS
         return StepResult(
             float(reward),
-            self.format_observation(observation),
+            self.caption() if seen else self.format_observation(observation),
+            images=[self.frame()] if seen and not over else [],
             terminated=bool(terminated),
             truncated=bool(truncated),
             score=self.score(self._total, bool(terminated)),

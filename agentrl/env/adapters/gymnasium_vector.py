@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.gymnasium import SEEDS, TOY_TEXT, GymEnv
+from agentrl.env.adapters.gymnasium import PIXELS, SEEDS, TOY_TEXT, GymEnv
 from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 from agentrl.env.boundary import Threads
@@ -289,7 +289,7 @@ class GymVectorEnv(GymEnv):
             vectorization_mode=cls.vectorization_mode,
             vector_kwargs=options,
             disable_env_checker=True,
-            **cls.env_options,
+            **{**cls.drawing(), **cls.env_options},
         )
 
     async def reset(self, state: ResetState) -> ResetResult:  # type: ignore[override]
@@ -320,7 +320,9 @@ class GymVectorEnv(GymEnv):
         return pools.setdefault(cls, VectorEnvPool(cls.make_vector, cls.straggler_s))
 
 
-OWN_OPTIONS = ("num_tasks", "max_invalid", "invalid_reward")
+OWN_OPTIONS = ("num_tasks", "max_invalid", "invalid_reward", "observe")
+WORDS = {"vectorization_mode": ("sync", "async"), "observe": ("text", PIXELS)}
+"""Options that are words, and these."""
 VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "straggler_s")
 
 
@@ -334,8 +336,10 @@ def load_gym(spec: str) -> type[GymEnv]:
     if "num_envs" in options:
         bases = (GymVectorEnv, base) if base is not GymEnv else (GymVectorEnv,)
         own.update((key, options.pop(key)) for key in VECTOR_OPTIONS if key in options)
+    if own.get("observe") == PIXELS and base is not GymEnv:
+        own["instructions"] = GymEnv.instructions  # its own explain the text
     cls = type(name or "GymEnv", bases, {"env_id": env_id, "env_options": options, "__module__": base.__module__, **own})
-    _try(spec, cls, own)
+    _try(spec, cls, {key: value for key, value in own.items() if key != "instructions"})
     return cls
 
 
@@ -343,13 +347,28 @@ def _try(spec: str, cls: type[GymEnv], own: Mapping[str, Any]) -> None:
     """Make one environment, so that a wrong name or option fails before anything heavy starts."""
     for key, value in own.items():
         least = 1 if key in ("num_tasks", "num_envs") else 0
-        if key == "vectorization_mode":
-            if value not in ("sync", "async"):
-                raise EnvLoadError("--agent", spec, f"{key} = {value!r} is unknown", "Give sync or async.")
+        if key in WORDS:
+            if value not in WORDS[key]:
+                raise EnvLoadError("--agent", spec, f"{key} = {value!r} is unknown", f"Give {' or '.join(WORDS[key])}.")
         elif not isinstance(value, int | float) or (key != "invalid_reward" and value < least) or (key == "num_envs" and value % 1):
             raise EnvLoadError("--agent", spec, f"{key} = {value!r} is out of range", "Give a number.")
+    if own.get("observe") == PIXELS and own.get("vectorization_mode") == "async":
+        problem = "draws its lanes in other processes, which give no pictures"
+        raise EnvLoadError("--agent", spec, f"vectorization_mode = 'async' {problem}", "Give sync, or leave num_envs out.")
     try:
-        cls().make().close()
+        _make_one(cls)
     except Exception as error:  # gymnasium's own errors, and whatever the environment's constructor raises
         remedy = "Give gym:ID?option=value, for example gym:FrozenLake-v1?is_slippery=False."
         raise EnvLoadError("--agent", spec, f"gymnasium.make raised {type(error).__name__}: {error}", remedy) from error
+
+
+def _make_one(cls: type[GymEnv]) -> None:
+    """Make an environment and close it; one whose pictures are to be shown draws its beginning."""
+    env = cls()
+    env.env = env.make()
+    try:
+        if cls.observe == PIXELS:
+            env.env.reset(seed=0)
+            env.frame()
+    finally:
+        env.env.close()

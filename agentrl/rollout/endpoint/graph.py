@@ -184,8 +184,10 @@ class MessageGraph:
         if reader is None or not self.images:
             return compact, ()
         sources = [self.images[mark] for message in messages for mark in marks_in(message, self.images)]
-        if strange := next((source for source in sources if not source.startswith("data:")), None):  # a path would be one of this machine
-            raise ApiError(400, f"messages: the image {strange[:60]!r} is no data URL", "messages", "invalid_value")
+        for source in sources:
+            if not (source.startswith("data:") or reader.fetches(source)):  # a path would be one of this machine
+                problem = "is no data URL, and no address of a host of --allow-image-urls"
+                raise ApiError(400, f"messages: the image {source[:60]!r} {problem}", "messages", "invalid_value")
         try:
             found = await reader.read(sources)
             return reader.expand(compact, found, len(before))

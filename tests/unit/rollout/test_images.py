@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from agentrl import AgentInstance, ResetResult, StepResult
-from agentrl.config.episodes import RolloutConfig
+from agentrl.config.images import ImageConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.images import check_places, compacted, expand
@@ -48,7 +48,7 @@ def png(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def reader(vision_model: str) -> ImageReader:
-    found = open_reader(vision_model, RolloutConfig())
+    found = open_reader(vision_model, ImageConfig())
     assert found is not None
     return found
 
@@ -152,7 +152,7 @@ async def test_tokens_of_images_count_in_the_budget(codec: ChatCodec) -> None:
 
 async def test_too_many_images_are_refused_with_the_task(vision_model: str, codec: ChatCodec) -> None:
     few = ChatCodec(codec.tokenizer)
-    few.images = open_reader(vision_model, RolloutConfig(max_images=2))
+    few.images = open_reader(vision_model, ImageConfig(max_images=2))
     trajectory, _ = await play(Pictures, few)
     assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
     assert "task 'sum': 3 images are more than 2 (--max-images)" in str(trajectory.error)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.core.errors import DataError
+from agentrl.config.images import ImageConfig
+from agentrl.core.errors import DataError, EnvResultError
 from agentrl.core.language_models import sequence_classifier
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.env.images import image_text
@@ -216,15 +217,14 @@ def test_a_model_of_text_and_damaged_pictures_are_refused_by_line(codec: TextCod
         encoded(codec, reader, "kto", [{**data("kto")[0], "images": [b"nothing"]}])
 
 
-def test_the_size_of_pictures_has_a_limit_and_their_number_that_of_the_tokens(vision_model: str) -> None:
-    config = DpoConfig(model=ModelConfig(model=vision_model), data=PairsDataConfig(max_image_pixels=4000))
+def test_the_size_and_the_number_of_pictures_have_limits(vision_model: str) -> None:
+    config = DpoConfig(model=ModelConfig(model=vision_model), images=ImageConfig(max_images=2, max_image_pixels=4000))
     small = image_reader(config)
     assert small is not None
-    with pytest.raises(Exception, match=r"64 x 64 pixels, more than 4,000 \(--max-image-pixels\)"):
+    with pytest.raises(EnvResultError, match=r"64 x 64 pixels, more than 4,000 \(--max-image-pixels\)"):
         small.read_here(PICTURES[:1])
-    found = image_reader(DpoConfig(model=ModelConfig(model=vision_model)))
-    assert found is not None
-    assert len(found.expand([found.placeholder] * 40, found.read_here(PICTURES[:1] * 40))[1]) == 40
+    with pytest.raises(EnvResultError, match=r"3 images are more than 2 \(--max-images\)"):
+        small.expand([small.placeholder] * 3, reader_of(vision_model).read_here(PICTURES))
 
 
 def test_adapters_are_put_beside_layers_of_text_alone(vision_model: str) -> None:

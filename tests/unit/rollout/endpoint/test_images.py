@@ -15,6 +15,7 @@ from agentrl.core.images import check_places
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Status
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.image_urls import ImageFetcher
 from tests.image_support import picture, reader_of
 from tests.unit.rollout.endpoint.support import caller, play_one
 
@@ -92,6 +93,23 @@ async def test_another_screenshot_is_another_history(codec: ChatCodec) -> None:
     _, trajectory = await play_one(run, "red", codec=codec)
     assert [turn.fresh for turn in trajectory.turns] == [False, False, True, False]
     assert len({turn.images[0].image.key for turn in trajectory.turns if turn.images}) == 2
+
+
+async def test_a_screenshot_at_an_address_of_a_named_host_is_fetched(codec: ChatCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFetcher, "fetch", lambda self, address: base64.b64decode(encoded(int(address[-1]))))
+    monkeypatch.setattr(codec.images, "_fetcher", ImageFetcher(["shots.example.com"]))
+
+    async def run(task: Task, llm: ModelEndpoint) -> float:
+        async with caller(llm) as client:
+            parts = [{"type": "image_url", "image_url": {"url": "https://shots.example.com/4"}}]
+            answer = await client.post("chat/completions", json=body("chat/completions", [{"role": "user", "content": parts}]))
+            assert answer.status_code == 200, answer.text
+        return 1.0
+
+    stage, trajectory = await play_one(run, "red", codec=codec)
+    assert (trajectory.status, trajectory.error) == (Status.FINISHED, None)
+    pixels = np.asarray(stage.engine.requests[0].placed[0].image.tensors["pixel_values"].array)
+    assert np.abs(pixels[0, 0].transpose(1, 2, 0) * 127.5 + 127.5 - picture(4)).max() < 1
 
 
 @pytest.mark.parametrize(
