@@ -51,7 +51,7 @@ class RunConfig:
     agent: Annotated[str, Alias("--agent-func-path")] = ""
     """Environment or reward to train on: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``; or ``--remote-rm-url``."""
     observe: Literal["text", "pixels"] = "text"
-    """What ``--agent gym:ID`` shows the model: ``text``, or ``pixels``, the pictures of its ``render_mode`` ``rgb_array``."""
+    """Observations of ``--agent gym:ID``: ``text``, or ``pixels``, the pictures of its ``render_mode`` ``rgb_array``."""
     seed: CountOrZero = 0
     """Seed of the whole run: order of tasks, sampling, initialisation of new layers."""
     runtime: Annotated[Literal["auto", "ray", "local"], ResumeMayChange] = "auto"
