@@ -60,7 +60,7 @@ class AdvantageInputs:
     """The A action tokens of a step's E episodes, episode after episode, and what they earned.
 
     Attributes:
-        token_rewards: Each turn's reward at the turn's last action token, 0 elsewhere; sums to `rewards`. # [A]
+        token_rewards: Each turn's reward at its last action token, those of steps within it at theirs; sums to `rewards`. # [A]
         episode: Episode of each token, non-decreasing; branches of an episode follow each other in time. # [A] int64
         group: Group of each episode; agents of an episode are in groups of their own. # [E] int64
         rewards: Total reward of each episode, not clipped. # [E]

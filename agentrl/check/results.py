@@ -30,7 +30,7 @@ MUCH = 8 * system.MIB
 TEXT_MATTERS = ("step-raises", "solve-raises", "observation-too-long")
 
 _FIELDS = {
-    **dict.fromkeys(("reward", "rewards", "reward_parts"), "reward-type"),
+    **dict.fromkeys(("reward", "rewards", "reward_parts", "step_rewards"), "reward-type"),
     **dict.fromkeys(("score", "scores"), "score-range"),
     **dict.fromkeys(("info", "extra_logs"), "info-type"),
     **dict.fromkeys(("observation", "environment_feedback"), "observation-type"),

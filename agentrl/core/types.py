@@ -174,6 +174,7 @@ class Turn:
     fresh: bool = False
     number: int = 0  # place among the turns of the whole episode, whichever agent's, from 0
     reward: float = 0.0
+    step_rewards: tuple[tuple[int, float], ...] = ()  # places in `token_ids`, and what of `reward` is paid there, not at the last token
     reward_parts: Mapping[str, float] = field(default_factory=dict)  # named components of what the environment paid for it
     temperature: float = 1.0
     state_key: str | None = None  # name of the state that it began in; `None`: its prompt

@@ -149,6 +149,8 @@ class StepResult:
         rewards: Agent -> reward, for any agents; each is added to what the agent's last turn is worth.
         scores: Agent -> score, for agents other than the one that acted.
         state_key: Name of the state that the next turn begins in, for ``gigpo``; `None`: what the model reads before that turn.
+        step_rewards: Rewards of steps within the turn, added to `reward`: pairs of the number of characters of the turn's ``action_text``
+            up to the end of a step, and what the step is worth.
     """
 
     reward: float = 0.0
@@ -164,6 +166,7 @@ class StepResult:
     rewards: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     scores: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     state_key: str | int | None = field(default=None, kw_only=True)
+    step_rewards: Sequence[tuple[int, float]] = field(default=(), kw_only=True)
 
 
 ResetReturn: TypeAlias = ResetResult | Mapping[str, Any] | None

@@ -123,7 +123,19 @@ def _check_typed_step(value: StepResult, where: str, agents: Sequence[str], give
         rewards=_numbers(rewards, where, "rewards"),
         scores={name: _score(score, where, f"scores[{name!r}]") for name, score in scores.items()},
         state_key=_state_key(value.state_key, where),
+        step_rewards=_step_rewards(value.step_rewards, where),
     )
+
+
+def _step_rewards(value: Any, where: str) -> tuple[tuple[int, float], ...]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not all(isinstance(pair, Sequence) and len(pair) == 2 and _is_length(pair[0]) for pair in value):
+        raise bad_result(where, "step_rewards", value, "must be a list of pairs: characters up to the end of a step, from 1, and a number")
+    return tuple((pair[0], number(pair[1], where, "step_rewards")) for pair in value)
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _check_step_dict(value: Mapping[str, Any], where: str, given: Mapping[str, Any]) -> StepResult:

@@ -132,7 +132,7 @@ class Batch:
     group: Tensor  # [E] int64: group of each episode, from 0
     logprobs: Tensor  # [A] float32: behaviour log-probability
     versions: Tensor  # [A] int64: policy version that sampled the token
-    token_rewards: Tensor  # [A] float32: turn rewards at the turns' last action tokens; sum to `rewards` per episode
+    token_rewards: Tensor  # [A] float32: rewards of steps and turns at their last action tokens; sum to `rewards` per episode
     rewards: Tensor  # [E] float32: reward of each episode
     parts: Tensor  # [K, E] float32: named components of the rewards, 0 where an episode has none of that name
     part_names: tuple[str, ...]  # [K]: their names
@@ -307,9 +307,13 @@ def _checked(row: Row) -> Row:
 def _token_rewards(
     turns: Sequence[Turn], sampled: npt.NDArray[np.int64], episode: npt.NDArray[np.int64], rewards: FloatArray
 ) -> FloatArray:
-    """Turn rewards at their last action tokens; what an episode earned beside them, at its last one. # [A]."""
-    placed = np.zeros(len(episode))
-    placed[np.cumsum(sampled) - 1] = np.asarray([turn.reward for turn in turns], dtype=np.float32)
+    """Rewards of steps at their tokens, the rest of turn rewards at their last ones; what an episode earned beside, at its last. # [A]."""
+    placed, ends = np.zeros(len(episode)), np.cumsum(sampled)
+    placed[ends - 1] = np.asarray([turn.reward for turn in turns], dtype=np.float32)
+    for turn, end in zip(turns, ends, strict=True):
+        for place, value in turn.step_rewards:
+            placed[end - len(turn.token_ids) + place] += value
+            placed[end - 1] -= value
     sums = np.bincount(episode, weights=placed, minlength=len(rewards))
     last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))
     placed[last] += (rewards - sums)[episode[last]]

@@ -16,6 +16,7 @@ from agentrl.env.images import lifted, without_images
 from agentrl.env.results import RawText
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.recorder import Recorder
+from agentrl.rollout.step_rewards import placed
 
 
 class Conversation:
@@ -160,11 +161,13 @@ class Conversation:
             else None
         )
 
-    def settle(self, turn: Turn, result: StepResult, answer: str) -> None:
-        """Record the sampled turn, whose text without its end is `answer`, with what the environment said of it."""
+    def settle(self, turn: Turn, result: StepResult, answer: str, where: str = "") -> None:
+        """Record the sampled turn, whose text without its end is `answer`, with what the environment, `where`, said of it."""
+        steps = placed(result.step_rewards, turn.token_ids.tolist(), answer, self._codec.decode, where)
         settled = replace(
             turn,
-            reward=result.reward + self._advance,
+            reward=result.reward + math.fsum(value for _, value in steps) + self._advance,
+            step_rewards=steps,
             reward_parts=dict(result.reward_parts),
             info=result.info,
             state_key=None if self.state_key is None else str(self.state_key),

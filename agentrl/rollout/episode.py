@@ -259,7 +259,7 @@ class Episode:
             result = await self._env.step(state)
         finally:
             self._time("step", start)
-        conversation.settle(turn, result, answer)
+        conversation.settle(turn, result, answer, f"{self._agents_spec.env}.step (turn {self.number})")
         for name in {**result.rewards, **result.scores}:
             self._agents[name].earn(result.rewards.get(name, 0.0), result.scores.get(name))
         self._logs.append(result.info)

@@ -11,6 +11,7 @@ from agentrl.core.errors import AgentRLError
 from agentrl.core.process import on_thread
 from agentrl.core.types import Group, Status, Trajectory
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.step_rewards import with_reward
 
 METRIC = "group_reward"
 """Name of the reward among an episode's metrics."""
@@ -64,7 +65,7 @@ class GroupRewards:
     def _rewarded(self, trajectory: Trajectory, value: float) -> Trajectory:
         paid, keeps, last = self._settings.weight * value, not self._settings.replaces, _last_trained(trajectory)
         turns = tuple(
-            replace(turn, reward=(turn.reward if keeps else 0.0) + (paid if place == last else 0.0))
+            with_reward(turn, (turn.reward if keeps else 0.0) + (paid if place == last else 0.0), float(keeps))
             for place, turn in enumerate(trajectory.turns)
         )
         return replace(

@@ -17,6 +17,7 @@ from agentrl.env.images import lifted
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.penalties import stop_properly
 from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.step_rewards import with_reward
 
 METRIC = "reward_model/"
 """Beginning of the names of the metrics that reward models add to an episode."""
@@ -119,7 +120,7 @@ class LearnedRewards:
             metrics[f"{METRIC}{name}"] = math.fsum(found.values) / len(found.values)
             metrics[f"{METRIC}{name}/clipped"] = sum(map(operator.ne, values, cut)) / len(cut)
             metrics[f"{METRIC}{name}/cut"] = float(found.was_cut)
-        turns = tuple(replace(turn, reward=value) for turn, value in zip(trajectory.turns, rewards, strict=True))
+        turns = tuple(with_reward(turn, value, own) for turn, value in zip(trajectory.turns, rewards, strict=True))
         total = math.fsum(rewards)
         return replace(
             trajectory,

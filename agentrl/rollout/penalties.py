@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from agentrl.config.reward import PenaltyConfig
 from agentrl.core.types import FinishReason, Turn
+from agentrl.rollout.step_rewards import with_reward
 
 
 def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:
@@ -54,4 +54,5 @@ def penalize(turns: Sequence[Turn], budgets: Sequence[int], settings: PenaltyCon
         rewards = [0.0] * (len(turns) - 1) + [stop_properly(math.fsum(rewards), truncated=True, penalty=coefficient)]
     else:
         rewards = [stop_properly(reward, truncated=cut, penalty=coefficient) for reward in rewards]
-    return tuple(turn if turn.reward == reward else replace(turn, reward=reward) for turn, reward in zip(turns, rewards, strict=True))
+    share = 1.0 if coefficient is None or not cut else max(coefficient, 0.0)
+    return tuple(with_reward(turn, reward, share) for turn, reward in zip(turns, rewards, strict=True))

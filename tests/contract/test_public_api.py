@@ -102,7 +102,7 @@ FIELDS = {
     "ResetResult": ["observation", "info", "sampling", "images", "agent", "observations", "state_key"],
     "StepResult": [
         *("reward", "observation", "terminated", "truncated", "score", "info", "sampling", "reward_parts", "images"),
-        *("agent", "rewards", "scores", "state_key"),
+        *("agent", "rewards", "scores", "state_key", "step_rewards"),
     ],
     "Task": ["prompt", "label", "id", "images", "seed", "metadata", "position", "epoch"],
 }
