@@ -37,7 +37,7 @@ class AlgoSettings:
     """Weight of what ``--teacher`` adds to the advantages, or to the loss."""
     teacher_loss: Literal["sampled", "forward", "reverse"] = "sampled"
     """``sampled``: the teacher's log-probability of each sampled token less that of the policy is added to its advantage. ``forward`` and
-    ``reverse``: that KL divergence over the ``--teacher-top-k`` tokens and the rest is added to the loss (served teachers)."""
+    ``reverse``: that KL divergence over the ``--teacher-top-k`` tokens and the rest is added to the loss."""
     teacher_top_k: Count = 20
     """Most likely tokens of the teacher that ``--teacher-loss forward`` and ``reverse`` compare; servers of vLLM give 20 by default."""
     teacher_by: str = ""

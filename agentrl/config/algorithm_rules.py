@@ -99,6 +99,9 @@ def _a_teacher_can_be_heard(config: TrainConfig) -> None:
         raise ConfigError("--interpolate-old-logprobs", True, problem, "Leave out one of the two.")
     if algo.teacher_loss == "sampled" and algo.teacher_top_k != defaults.teacher_top_k:
         raise ConfigError("--teacher-top-k", algo.teacher_top_k, "has no effect on sampled tokens", "Add --teacher-loss forward.")
+    if algo.teacher_loss != "sampled" and config.learner.sequence_parallel * config.learner.learner_tensor_parallel > 1:
+        problem = "compares several tokens at each place, which ranks that share a row do not"
+        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, "Use --teacher-loss sampled.")
     (_a_served_teacher_fits_the_run if served_teachers(algo.teacher) else _a_teacher_fits_the_learner)(config)
 
 
@@ -112,19 +115,11 @@ def _a_teacher_fits_the_learner(config: TrainConfig) -> None:
     elif config.learner.learner_tensor_parallel > 1:
         remedy = f"Use --zero-stage 3 to divide models, or --teacher engine:{algo.teacher}."
         raise ConfigError("--teacher", algo.teacher, "does not go with --learner-tensor-parallel", remedy)
-    if algo.teacher_loss != "sampled":
-        problem = "needs the most likely tokens of the teacher, which a model on the learner ranks does not give"
-        remedy = "Use --teacher-loss sampled." if algo.teacher == SELF else f"Use --teacher engine:{algo.teacher}."
-        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, remedy)
 
 
 def _a_served_teacher_fits_the_run(config: TrainConfig) -> None:
-    algo, learner = config.algo, config.learner
-    if algo.teacher_template:
-        raise ConfigError("--teacher-template", algo.teacher_template, "is for --teacher self", "Leave it out.")
-    if algo.teacher_loss != "sampled" and learner.sequence_parallel * learner.learner_tensor_parallel > 1:
-        problem = "compares several tokens at each place, which ranks that share a row do not"
-        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, "Use --teacher-loss sampled.")
+    if config.algo.teacher_template:
+        raise ConfigError("--teacher-template", config.algo.teacher_template, "is for --teacher self", "Leave it out.")
     if config.sampling.temperature != 1.0:
         problem = "is not that of a served teacher, whose log-probabilities are at temperature 1"
         raise ConfigError("--temperature", config.sampling.temperature, problem, "Use --temperature 1, or --teacher MODEL.")

@@ -18,17 +18,26 @@ Score: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From logits # [n, vocabulary], targets # [n] and temperatures # [n] to log-probabilities # [n] and entropies # [n]."""
 
 
-def token_scores(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+def token_scores(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool, top_k: int = 0) -> tuple[Tensor, Tensor]:
     """Return log-probabilities of `targets` # [a] and entropies in nats # [a] of logits # [a, vocabulary] at a temperature each # [a].
 
-    Where `targets` are several tokens for each place # [a, n], the log-probabilities are # [a, n] too.
+    Where `targets` are several tokens for each place # [a, n], the log-probabilities are # [a, n] too. With `top_k` those of the most
+    likely tokens and the ids of these follow behind them; -inf and 0 where the vocabulary is smaller. # [a, n + 2 top_k]
     """
     log_p = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
         # A token that the model excludes has the logit -inf, and 0 times that is no number.
         p, finite = log_p.exp(), log_p.clamp(min=torch.finfo(log_p.dtype).min)
         entropy = -(p * finite if torch.is_grad_enabled() else p.mul_(finite)).sum(-1)
-    return log_p.gather(-1, targets.view(len(targets), -1)).view_as(targets), entropy
+    found = log_p.gather(-1, targets.view(len(targets), -1)).view_as(targets)
+    return (torch.cat([found.view(len(targets), -1), *_most_likely(log_p, top_k)], -1) if top_k else found), entropy
+
+
+def _most_likely(log_p: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the most likely tokens, and their ids as numbers of the same type. # [a, vocabulary] -> [a, top_k] each."""
+    best = log_p.topk(min(top_k, log_p.shape[-1]), dim=-1)
+    missing = (0, top_k - best.values.shape[-1])
+    return nn.functional.pad(best.values, missing, value=float("-inf")), nn.functional.pad(best.indices.to(log_p.dtype), missing)
 
 
 def without_tokens(logits: Tensor, excluded: Sequence[int]) -> Tensor:
@@ -38,14 +47,16 @@ def without_tokens(logits: Tensor, excluded: Sequence[int]) -> Tensor:
     return logits.index_fill(-1, torch.tensor(excluded, device=logits.device), float("-inf"))
 
 
-def scores_in_chunks(logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+def scores_in_chunks(
+    logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool, top_k: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return what `token_scores` returns, a chunk of rows at a time, computed again in the backward pass."""
     whole = logits, targets, temperature
     rows = chunk_rows(logits.shape[-1])
     if len(logits) <= rows:
-        return token_scores(*whole, entropy_gradient)
+        return token_scores(*whole, entropy_gradient, top_k)
     chunks = zip(*(torch.split(part, rows) for part in whole), strict=True)
-    parts = [checkpoint(token_scores, *chunk, entropy_gradient, use_reentrant=False) for chunk in chunks]
+    parts = [checkpoint(token_scores, *chunk, entropy_gradient, top_k, use_reentrant=False) for chunk in chunks]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
@@ -89,14 +100,17 @@ class OutputLayer:
         children = list(model.children())
         return type(layer) is nn.Linear and body is not model and any(c is layer for c in children) and any(c is body for c in children)
 
-    def score(self, hidden: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool, wide: bool) -> tuple[Tensor, Tensor]:
+    def score(
+        self, hidden: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool, wide: bool, top_k: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies in nats of action tokens # [a], from the body's output that predicts them # [a, hidden].
 
-        The output layer is called once, so that ZeRO-3 gathers it once in each direction. With `wide` its products are float32.
+        The output layer is called once, so that ZeRO-3 gathers it once in each direction. With `wide` its products are float32; `top_k` as
+        in `token_scores`.
         """
 
         def scores(logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-            return token_scores(self._finish(logits), targets, temperature, entropy_gradient)
+            return token_scores(self._finish(logits), targets, temperature, entropy_gradient, top_k)
 
         def inside(hidden: Tensor) -> tuple[Tensor, Tensor]:
             weight, bias = self.layer.weight, self.layer.bias

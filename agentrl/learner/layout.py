@@ -54,6 +54,7 @@ class MicroBatch:
     num_tokens: int  # tokens without padding
     num_row_tokens: int  # tokens that the rows would have alone
     pixels: Mapping[str, Tensor] = field(default_factory=dict)  # arguments of the model with its images, in the order of their tokens
+    top_k: int = 0  # most likely tokens that are wanted at the place of each action token
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of a transformers model; a mask is made here, on the device, because it is larger than all the rest."""

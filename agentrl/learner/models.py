@@ -199,8 +199,8 @@ class PolicyModel(nn.Module):
         """Score the action tokens of a micro-batch.
 
         Returns:
-            Log-probabilities of the tempered distribution # [a], its entropies in nats # [a], and the load of the
-            experts as `routing_load` gives it, or nothing # [2, experts]; all float32.
+            Log-probabilities of the tempered distribution # [a] (or more of them: `agentrl.learner.head.token_scores`), its entropies in
+            nats # [a], and the load of the experts as `routing_load` gives it, or nothing # [2, experts]; all float32.
         """
         if self.sequence is None:
             return self._score(micro, micro.inputs())
@@ -222,13 +222,14 @@ class PolicyModel(nn.Module):
         output = end.body(**inputs)
         hidden = output.last_hidden_state.flatten(0, 1)[micro.select]
         gradient, wide = self.entropy_gradient, self.fp32_head
-        return output, *end.score(hidden, micro.targets, micro.temperature, entropy_gradient=gradient, wide=wide)
+        return output, *end.score(hidden, micro.targets, micro.temperature, entropy_gradient=gradient, wide=wide, top_k=micro.top_k)
 
     def _through_model(self, micro: MicroBatch, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
         with only_positions(self.model.get_output_embeddings(), micro.select):
             output = self.model(**inputs)
         logits = without_tokens(output.logits[0], self._excluded)
-        return output, *scores_in_chunks(logits, micro.targets, micro.temperature, entropy_gradient=self.entropy_gradient)
+        gradient = self.entropy_gradient
+        return output, *scores_in_chunks(logits, micro.targets, micro.temperature, entropy_gradient=gradient, top_k=micro.top_k)
 
 
 @torch.no_grad()
@@ -275,6 +276,11 @@ def experts_per_token(model: Any) -> int:
         name = type(model).__name__
         raise ConfigError("--aux-loss-coef", "above 0", f"{name} is not a mixture of experts with a router to balance", "Leave it at 0.")
     return int(top_k)
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return the number of tokens that a language model knows."""
+    return int(text_part(model.config)["vocab_size"])
 
 
 def routing_load(router_logits: Sequence[Tensor], real: Tensor, top_k: int) -> Tensor:

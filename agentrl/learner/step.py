@@ -33,13 +33,13 @@ from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
 from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout, one_row_bundles, share_prompts
-from agentrl.learner.models import balance_share, experts_per_token
+from agentrl.learner.models import balance_share, experts_per_token, vocabulary_of
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
 from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets, denominators
-from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_teachers_tokens
+from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_scores, with_teachers_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +148,7 @@ class TrainingStep:
 
     def _prepare(self, updates: Sequence[Update]) -> UpdateTargets:
         """Run the models that must be run before the first update, and derive what follows from them."""
+        self._ask_teacher(updates)
         batch, algo = self.batch, self.algo
         scored = self._old_scores(updates)
         old = scored.old
@@ -157,7 +158,6 @@ class TrainingStep:
             with self.clock.phase("reference"), on_device(score, self.ranks.device):
                 # The reference is another model, whose distribution is that of its own experts.
                 reference = self._over_batch(lambda micro: score(replace(micro, experts=None))[0], updates)
-        gap = None if old is None else self._gap_to_teacher(old, updates)
         if self.models.critic is not None:
             with self.clock.phase("values"):
                 values, at_cut = self._values(self.models.critic, updates)
@@ -168,8 +168,11 @@ class TrainingStep:
                 self._record_mean("kl/reference", penalty)
         inputs = advantage_inputs(batch, values, kl, at_cut)
         found = compute_advantages(self.algorithm.estimator, inputs, self.algorithm.estimator_options)
-        if gap is not None:
+        if old is not None and batch.teacher is not None and self.sampled_teacher:
+            gap = approximate_kl(old, batch.teacher, "k1")
             found = replace(found, advantages=found.advantages - algo.teacher_coef * gap)
+            if self.ranks.first:
+                self._record_mean("distill/kl", gap)
         everything = torch.arange(batch.num_actions, device=batch.row.device)
         weights = None if old is None else self._weigh(old, everything, found.advantages, record=self.ranks.first)
         targets = None if values is None or found.returns is None else CriticTargets(values=values, returns=found.returns)
@@ -188,21 +191,18 @@ class TrainingStep:
             trained=trained,
         )
 
-    def _gap_to_teacher(self, old: Tensor, updates: Sequence[Update]) -> Tensor | None:
-        """Log-probabilities less those of the teacher, the reverse KL divergence in each sampled token; `None` without a teacher. # [A]."""
-        score, theirs = self.models.teacher, self.batch.teacher if self.sampled_teacher else None
-        if self.algo.teacher == SELF:
-            with self.clock.phase("teacher"):
-                theirs = self._over_batch(lambda micro: self.models.policy(micro)[0], self._lay_out(with_hints(self.host)))
-        if score is None and theirs is None:
-            return None
-        if theirs is None:
-            with self.clock.phase("teacher"), on_device(score, self.ranks.device):
-                theirs = self._over_batch(lambda micro: score(micro)[0], updates)
-        gap = approximate_kl(old, theirs, "k1")
-        if self.ranks.first:
-            self._record_mean("distill/kl", gap)
-        return gap
+    def _ask_teacher(self, updates: Sequence[Update]) -> None:
+        """Score the batch as a served teacher has done before: with a model on this rank, or with the policy, which then reads hints."""
+        own = self.algo.teacher == SELF
+        model: Any = self.models.policy if own else self.models.teacher
+        if model is None:
+            return
+        top_k = 0 if self.sampled_teacher else self.algo.teacher_top_k
+        shape = (self.batch.num_actions, 1 + 2 * top_k) if top_k else None
+        laid_out = self._lay_out(with_hints(self.host)) if own else updates
+        with self.clock.phase("teacher"), on_device(model, self.ranks.device):
+            found = self._over_batch(lambda micro: model(replace(micro, top_k=top_k))[0], laid_out, shape)
+        self.batch = with_scores(self.batch, found, vocabulary_of(self.models.policy.module.model))
 
     def _select(self, old: Tensor, advantages: Tensor) -> Tensor | None:
         inputs = LossInputs(new=old, old=old, advantages=advantages, sequence=self.batch.row, seed=self.loss_seed)
@@ -243,15 +243,15 @@ class TrainingStep:
         if not (self.host.cuts and bootstraps(self.algo)):
             return self._over_batch(critic, updates), None
         longer = with_cuts(self.host)
-        values, at_cut = apart(self._over_batch(critic, self._lay_out(longer), longer.num_actions), self.host)
+        values, at_cut = apart(self._over_batch(critic, self._lay_out(longer), (longer.num_actions,)), self.host)
         if self.ranks.first:
             self.stats.mean("value/at_cut", float(at_cut.sum()), float(len(self.host.cuts)))
         return values, at_cut
 
     @torch.no_grad()
-    def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update], actions: int | None = None) -> Tensor:
-        """Scores of every action token of the batch, or of one with `actions`, each rank contributing its rows. # [A]."""
-        scores = torch.zeros(actions or self.batch.num_actions, device=self.batch.row.device)
+    def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update], shape: tuple[int, ...] | None = None) -> Tensor:
+        """Scores of every action token, each rank contributing its rows. # [A], unless they have another `shape`."""
+        scores = torch.zeros(shape or (self.batch.num_actions,), device=self.batch.row.device)
         for update in updates:
             for micro in self._on_device(update):
                 found = score(micro)

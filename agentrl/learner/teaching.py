@@ -38,6 +38,23 @@ def _hinted(row: Row) -> Row:
     return replace(row, turns=(replace(first, prompt_ids=prompt), *others))
 
 
+def with_scores(batch: Batch, scores: Tensor, vocabulary: int) -> Batch:
+    """Return a batch with the scores of a teacher on this rank, as one with those of a served teacher.
+
+    Args:
+        batch: The batch.
+        scores: Log-probability of each action token # [A], or with those of the K most likely tokens and the ids of these # [A, 1 + 2 K].
+        vocabulary: Tokens of the policy; a teacher may have more, which are left out.
+    """
+    if scores.ndim == 1:
+        return replace(batch, teacher=scores)
+    top_k = scores.shape[1] // 2
+    ids = scores[:, 1 + top_k :].to(torch.int64)
+    known = ids < vocabulary
+    best = scores[:, 1 : 1 + top_k].where(known, float("-inf"))
+    return replace(batch, teacher=scores[:, 0], teacher_ids=ids.where(known, 0), teacher_top=best)
+
+
 def with_teachers_tokens(micro: MicroBatch, batch: Batch) -> MicroBatch:
     """Return a micro-batch that asks for the log-probabilities of the teacher's tokens too: targets # [a, 1 + K]; without them as it is."""
     if batch.teacher_ids is None:

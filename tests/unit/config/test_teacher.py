@@ -56,8 +56,8 @@ def test_folders_of_teachers_become_absolute(tmp_path: Path, monkeypatch: pytest
     config = load_config(["--agent", "module:Name", "--teacher", "self", "--teacher-template", "template.txt"])
     found = with_absolute_paths(config).algo
     assert (found.teacher, found.teacher_template) == ("self", str(tmp_path / "template.txt"))
-    with pytest.raises(ConfigError, match=r"--teacher-loss.*Use --teacher-loss sampled"):
-        load_config(["--agent", "module:Name", "--teacher", "self", "--teacher-template", "template.txt", "--teacher-loss", "forward"])
+    own = ["--agent", "module:Name", "--teacher", "self", "--teacher-template", "template.txt", "--teacher-loss", "forward"]
+    assert load_config([*own, "--teacher-top-k", "50", "--temperature", "0.7"]).algo.teacher_top_k == 50
 
 
 def test_the_teacher_of_a_task() -> None:
@@ -74,7 +74,10 @@ SERVED = ["--teacher", "engine:org/name"]
         (["--teacher-top-k", "5"], "--teacher-top-k.*no effect without a teacher"),
         (["--teacher-by", "kind"], "--teacher-by.*no effect without a teacher"),
         ([*SERVED, "--teacher-top-k", "5"], "--teacher-top-k.*no effect on sampled tokens"),
-        (["--teacher", "org/name", "--teacher-loss", "reverse"], "--teacher-loss.*Use --teacher engine:org/name"),
+        (
+            ["--teacher", "org/name", "--teacher-loss", "reverse", "--sequence-parallel", "2", "--num-learners", "2"],
+            "--teacher-loss.*Use --teacher-loss sampled",
+        ),
         ([*SERVED, "--temperature", "0.7"], "--temperature.*at temperature 1"),
         (["--teacher", "org/name", "--learner-tensor-parallel", "2", "--num-learners", "2"], "--teacher.*--learner-tensor-parallel"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from agentrl.core.errors import BatchError
 from agentrl.core.teaching import TeacherScores
 from agentrl.core.types import Group, Turn, ints
 from agentrl.learner.batch import collate
-from agentrl.learner.teaching import with_hints
+from agentrl.learner.teaching import with_hints, with_scores
 from tests.learner_support import action_targets, gradients, largest_difference, make_settings, write_model
 from tests.unit.learner.test_algorithms import GROUPS, logprobs, started
 
@@ -180,3 +181,52 @@ def test_rows_with_hints_are_as_long_as_they_are_and_have_the_same_actions() -> 
     assert [row.tokens[row.action_positions].tolist() for row in found.rows] == [
         row.tokens[row.action_positions].tolist() for row in batch.rows
     ]
+
+
+def action_scores(model: Any, rows: Any) -> torch.Tensor:
+    """Log-probabilities of a model for the action tokens of some rows, with gradient. # [A, vocabulary]."""
+    parts = []
+    for row in rows:
+        logits = model(torch.from_numpy(row.tokens.astype(np.int64))[None]).logits[0]
+        predicted = logits[torch.from_numpy(row.action_positions.astype(np.int64)) - 1]
+        parts.append((predicted / torch.from_numpy(row.temperatures.copy())[:, None]).log_softmax(-1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(("direction", "top_k"), [("forward", 6), ("reverse", 6), ("forward", 100), ("reverse", 100)])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_teacher_on_the_rank_is_compared_over_its_likely_tokens(
+    tiny_model: str, other: str, direction: str, top_k: int, own: bool
+) -> None:
+    """The policy with a hint, and another model: against the written-out loss, where more tokens than there are mean all of them."""
+    groups = hinted(GROUPS, [9, 33, 2])
+    algo = {"advantage_estimator": "distillation", "teacher": "self" if own else other, "teacher_loss": direction, "teacher_top_k": top_k}
+    found = gradients(make_settings(tiny_model, algo=algo), groups)
+    model, _ = logprobs(tiny_model)
+    batch = collate(groups)
+    teacher = model if own else logprobs(other)[0]
+    with torch.no_grad():
+        theirs = action_scores(teacher, (with_hints(batch) if own else batch).rows)
+    mine = action_scores(model, batch.rows)
+    if top_k == 100:
+        ahead, behind = (theirs, mine) if direction == "forward" else (mine, theirs)
+        divergence = (ahead.exp() * (ahead - behind)).sum(-1)
+    else:
+        best = theirs.topk(top_k)
+        divergence = top_k_divergence(mine.gather(-1, best.indices), best.values, direction)
+    divergence.mean().backward()
+    expected = {f"model.{key}": parameter.grad for key, parameter in model.named_parameters()}
+    assert max(float(part.abs().max()) for part in expected.values()) > 1e-3
+    assert largest_difference(found, expected) < 2e-5
+
+
+def test_tokens_that_only_the_teacher_has_are_left_out() -> None:
+    batch = collate(GROUPS)
+    scores = torch.tensor([[-0.5, -0.1, -2.0, 70.0, 3.0]]).expand(batch.num_actions, -1)
+    taught = with_scores(batch, scores, 64)
+    assert taught.teacher is not None
+    assert taught.teacher_ids is not None
+    assert taught.teacher_top is not None
+    assert taught.teacher[0] == -0.5
+    assert taught.teacher_ids[0].tolist() == [0, 3]
+    assert taught.teacher_top[0].tolist() == [float("-inf"), -2.0]
