@@ -30,6 +30,7 @@ from agentrl.config.teacher import teacher_specs
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
+from agentrl.core.operating_system import usable_cores
 from agentrl.core.paths import shown_path
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely, on_thread
@@ -46,6 +47,7 @@ from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
 from agentrl.flow.past_weights import PastWeights
 from agentrl.flow.saving import Checkpoints
+from agentrl.flow.settings import with_front_ends
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads
@@ -118,6 +120,8 @@ def _can_go_on(config: TrainConfig) -> bool:
 async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
     check_model(config)
     asked, config = config, with_shares(config, gpu_bytes(config.run.device))
+    if not config.run.ray_address:  # a cluster's cores are known once it is joined
+        config = with_front_ends(config, usable_cores())
     agent, callbacks = load_environment(config), [*load_callbacks(config.record.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)

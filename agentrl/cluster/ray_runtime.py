@@ -23,7 +23,7 @@ from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack,
 from agentrl.cluster.placement import Placement, free_places, num_ranks, num_scorers, plan, shortage
 from agentrl.cluster.ray_environment import set_environment
 from agentrl.cluster.reaper import MARK, Reaper
-from agentrl.config.engine_rules import needed_gpus
+from agentrl.config.engine_rules import needed_gpus, num_front_ends
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import AgentRLError, ClusterError, ConfigError
 from agentrl.core.process import LOOPBACK, num_gpus
@@ -31,6 +31,7 @@ from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.engine.settings import Device, weight_transport
 from agentrl.env.isolation.leftovers import end_processes, orphans
 from agentrl.env.load import load_agent
+from agentrl.flow.settings import with_front_ends
 from agentrl.flow.worker_slots import Supervision
 
 
@@ -105,6 +106,7 @@ class RayRuntime:
         address = "" if self._private else await find_cluster(self._config.run.ray_address)
         self._connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, address))
         await asyncio.shield(self._connecting)
+        self._choose_front_ends()
         gpus = self._gpus()
         placement = plan(self._config, gpus=gpus)
         if not self._private:
@@ -179,7 +181,7 @@ class RayRuntime:
             return
         self._folder = tempfile.mkdtemp(prefix="agentrl-")
         self._reaper = Reaper(self._folder)
-        front_ends = self._config.rollout.rollout_workers_per_engine
+        front_ends = num_front_ends(self._config)
         per_engine = 1 + (front_ends if front_ends > 1 else 0)
         actors = self._config.engine.num_engines * per_engine + num_ranks(self._config) + num_scorers(self._config)
         from ray._private import services
@@ -202,6 +204,13 @@ class RayRuntime:
                 raise
             problem = "Ray did not start within 30 s, most likely because the machine is too busy"
             raise ClusterError(f"{problem}; end other programs and try again, or use --runtime local") from error
+
+    def _choose_front_ends(self) -> None:
+        import ray
+
+        self._config = with_front_ends(self._config, int(ray.cluster_resources().get("CPU", 0.0)))
+        if (front_ends := num_front_ends(self._config)) > 1:
+            self._on_stage(f"{front_ends} rollout workers for each engine")
 
     def _gpus(self) -> int:
         """Return the GPUs to plan with: those of this machine, or as many as a joined cluster is asked for, since its machines may come."""
@@ -282,7 +291,7 @@ class RayRuntime:
         bundle = placement.engine_bundles[index] if index < len(placement.engine_bundles) else _joined(index)
         # Each group under way is a call, of which Ray lets an asynchronous actor have 1,000 by default.
         options = self._options(bundle, placement.gpus_per_engine, max_concurrency=4096)
-        if self._config.rollout.rollout_workers_per_engine > 1:
+        if num_front_ends(self._config) > 1:
             anywhere = {name: value for name, value in options.items() if name not in ("scheduling_strategy", "num_gpus")}
             agent = load_agent(self._config.run.agent)
             return shared_engine(self._sent, index, self._site, agent, self._scorers, options, anywhere)

@@ -14,18 +14,24 @@ from agentrl.core.plugins import is_plugin, suggest
 from agentrl.core.process import num_gpus
 
 
+def num_front_ends(config: PlaySettings) -> int:
+    """Return the processes with episodes for each engine; 1, the engine's own, where ``auto`` has not become a number."""
+    asked = config.rollout.rollout_workers_per_engine
+    return 1 if asked == "auto" else asked
+
+
 def _local_runtime_is_single(config: PlaySettings) -> None:
     if config.run.runtime != "local":
         return
     ranks = config.learner.num_learners if isinstance(config, TrainConfig) else 0
-    workers = config.rollout.rollout_workers_per_engine
+    workers = num_front_ends(config)
     for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", ranks), ("--rollout-workers-per-engine", workers)):
         if value > 1:
             raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
 
 
 def _shared_engines_fit(config: TrainConfig) -> None:
-    workers = config.rollout.rollout_workers_per_engine
+    workers = num_front_ends(config)
     if workers > 1 and config.weights.colocate:
         problem = "does not go with --colocate, where engine and learner take turns on one machine"
         raise ConfigError("--rollout-workers-per-engine", workers, problem, "Leave out one of the two.")
@@ -85,7 +91,7 @@ def share_only_gpu(config: TrainConfig) -> TrainConfig:
     """
     single = config.engine.num_engines * config.engine.gpus_per_engine == config.learner.num_learners == 1
     gpus = 0 if config.run.ray_address else num_gpus(config.run.device)
-    if not single or not gpus or config.rollout.rollout_workers_per_engine > 1 or (gpus > 1 and config.run.runtime != "local"):
+    if not single or not gpus or num_front_ends(config) > 1 or (gpus > 1 and config.run.runtime != "local"):
         return config
     resident = config.flow.staleness > 0 or is_plugin(config.engine.engine)
     return changed(config, colocate=True, **({"sleep_level": 0} if resident else {}))

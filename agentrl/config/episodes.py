@@ -40,9 +40,9 @@ class RolloutConfig:
     max_concurrent_episodes: Annotated[CountOrZero, ResumeMayChange] = 0
     """Episodes under way at once beside one engine; whole groups are held back, the oldest first to begin. 0 follows the load of the
     engine: its KV cache and its queue."""
-    rollout_workers_per_engine: Annotated[Count, ResumeMayChange] = 1
-    """Processes with episodes for each engine. 1: they run in the engine's process. More: where one process cannot feed an engine of many
-    GPUs; the engine then has a process of its own, and the others are placed on any machine with a free CPU."""
+    rollout_workers_per_engine: Annotated[Count | Literal["auto"], ResumeMayChange] = "auto"
+    """Processes with episodes for each engine. 1: the engine's own. More: the engine has a process to itself, and they are placed on any
+    machine with a free CPU. ``auto``: one for every 1,000 episodes under way at once, as far as there are cores."""
     env_threads: Annotated[Count, ResumeMayChange] = 32
     """Threads per worker for environments written with plain ``def`` methods."""
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
-from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, share_only_gpu
+from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, num_front_ends, share_only_gpu
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.flow_rules import FLOW_RULES
 from agentrl.config.learner_rules import check_learner, check_lora
@@ -211,7 +211,7 @@ def check_play(config: P) -> P:
 def _explicit(config: P) -> P:
     runtime = config.run.runtime
     if runtime == "auto":
-        several = config.engine.num_engines > 1 or config.rollout.rollout_workers_per_engine > 1
+        several = config.engine.num_engines > 1 or num_front_ends(config) > 1
         runtime = "ray" if isinstance(config, TrainConfig) or several or config.run.ray_address else "local"
     engine = resolve_plugin("--engine", config.engine.engine) if is_plugin(config.engine.engine) else config.engine.engine
     return with_absolute_paths(changed(config, agent=_judged_agent(config), runtime=runtime, engine=engine))

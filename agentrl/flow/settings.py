@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
 from agentrl.config.algorithm import AlgoConfig, options_of
-from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import sections_of
+from agentrl.config.schema import PlaySettings, TrainConfig
+from agentrl.config.sections import changed, sections_of
 from agentrl.core.types import GroupRequest
+
+P = TypeVar("P", bound=PlaySettings)
+
+EPISODES_PER_WORKER = 1000
+"""Live episodes for which ``--rollout-workers-per-engine auto`` takes a worker: with steps of a second each, a worker spends about half
+a core on them."""
 
 
 class FlowSettings(TrainConfig):
@@ -36,6 +43,13 @@ class FlowSettings(TrainConfig):
     def num_slots(self) -> int:
         """Groups that may be under way at once: (S + 1) x G, oversampled groups included."""
         return (self.max_staleness + 1) * self.groups_removed_per_step
+
+    @property
+    def live_episodes(self) -> int:
+        """Episodes that may be under way at once beside one engine, greedy ones left out."""
+        limit = self.rollout.max_concurrent_episodes
+        most = math.ceil(self.num_slots * self.sampling.n_samples_per_prompt / self.engine.num_engines)
+        return min(most, limit) if limit else most
 
     @property
     def min_members(self) -> int:
@@ -64,6 +78,26 @@ class FlowSettings(TrainConfig):
 def flow_settings(config: TrainConfig) -> FlowSettings:
     """Return the settings of the flow of a run."""
     return FlowSettings(**{name: getattr(config, name) for name in sections_of(TrainConfig)})
+
+
+def with_front_ends(config: P, cores: int) -> P:
+    """Return the settings with a number in place of ``--rollout-workers-per-engine auto``.
+
+    It is 1 where nothing is trained, and where engine and learner are in one process or take turns.
+
+    Args:
+        config: The settings of a command.
+        cores: Those of the machine or cluster, which engines, learner ranks and reward models have one each of, too.
+    """
+    if config.rollout.rollout_workers_per_engine != "auto":
+        return config
+    workers = 1
+    if isinstance(config, TrainConfig) and config.run.runtime != "local" and not config.weights.colocate:
+        engines = config.engine.num_engines
+        others = engines + config.learner.num_learners + len(config.reward.reward_model) * config.reward.reward_model_workers
+        wanted = math.ceil(flow_settings(config).live_episodes / EPISODES_PER_WORKER)
+        workers = max(1, min(wanted, (cores - others) // engines))
+    return changed(config, rollout_workers_per_engine=workers)
 
 
 def min_members(algo: AlgoConfig) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.config.algorithm import bootstraps, has_ratios
+from agentrl.config.engine_rules import num_front_ends
 from agentrl.config.episodes import IsolationConfig, SamplingConfig
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.flow import FlowConfig
@@ -155,12 +156,12 @@ class EpisodeSettings(PlaySettings):
     def max_concurrent(self) -> int:
         """Episodes under way at once in one of the engine's rollout workers; 0: their number follows the engine's load."""
         limit = self.rollout.max_concurrent_episodes
-        return max(1, limit // self.rollout.rollout_workers_per_engine) if limit else 0
+        return max(1, limit // num_front_ends(self)) if limit else 0
 
     @property
     def start_concurrent(self) -> int:
         """Episodes under way at once to begin with, if their number follows the engine's load."""
-        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.rollout_workers_per_engine
+        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // num_front_ends(self)
 
     def for_member(self, group_request: GroupRequest, index: int) -> EpisodeSettings:
         """Return the settings with what the group request changes for the episode of that number; the one behind the members is greedy."""
