@@ -21,13 +21,14 @@ PLACES = r"(?<![\w/])/(?=(?:app|tests|logs|solution)\b)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One program that ran."""
+    """One program that ran: how, and what was there by then, of the tests and of all boxes."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]
     timeout_s: float
     network: bool | str | None
     had_tests: bool
+    num_open: int
 
 
 class FolderBox:
@@ -70,7 +71,9 @@ class FolderBox:
     ) -> ExecResult:
         """Run a program in place of the one of a container."""
         had_tests = (self.root / "tests").exists()
-        self.ran.append(Ran(words=words, env=dict(env or {}), timeout_s=timeout_s, network=network, had_tests=had_tests))
+        num_open = sum(box.is_open for box in self.boxes)
+        told = {"words": words, "env": dict(env or {}), "timeout_s": timeout_s, "network": network}
+        self.ran.append(Ran(**told, had_tests=had_tests, num_open=num_open))  # type: ignore[arg-type]
         place = Path(self._named(cwd)) if cwd else self.folder
         place.mkdir(parents=True, exist_ok=True)
         variables = {"PATH": os.environ["PATH"], **(env or {})}

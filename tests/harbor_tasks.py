@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.sandboxes import IMAGE
+from tests.sandboxes import IMAGE, container_engine, has_image, image_of
 
 REWARD = "mkdir -p /logs/verifier; if {0}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
 SHORT = "[agent]\ntimeout_sec = 60.0\n\n[verifier]\ntimeout_sec = 60.0\n"
@@ -127,5 +129,15 @@ def write_tasks(folder: Path) -> Path:
         for name, text in files.items():
             path = folder / example.name / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            own = f"# For {folder}.\n" if path.name == "Dockerfile" else ""  # other runs of these tests remove images of the same content
+            path.write_text(own + text)
     return folder
+
+
+def tasks_with_images(folder: Path) -> Iterator[Path]:
+    """Write all tasks below a folder, and in the end remove the images that were built of them."""
+    engine, folder = container_engine(), write_tasks(folder)
+    boxes = [file.parent for file in folder.rglob("Dockerfile")]
+    yield folder
+    names = [name for name in map(image_of, boxes) if has_image(engine, name)]
+    subprocess.run([*engine.program, "rmi", "--force", *names], capture_output=True, check=False)

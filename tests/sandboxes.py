@@ -65,11 +65,11 @@ def has_image(engine: Engine, name: str) -> bool:
     return not subprocess.run([*engine.program, "image", "inspect", name], capture_output=True, check=False).returncode
 
 
-def has_builds(engine: Engine) -> bool:
-    """Return True if podman has containers of a build on `IMAGE`."""
-    words = [*engine.program, "ps", "--all", "--external", "--format", "{{.Names}}"]
-    listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-    return engine.is_podman and "agentrl-tests-working" in listed
+def builds(engine: Engine) -> set[str]:
+    """Return the containers of builds on `IMAGE` that podman has."""
+    words = [*engine.program, "ps", "--all", "--external", "--format", "{{.ID}} {{.Names}}"]
+    listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout if engine.is_podman else ""
+    return {line.split()[0] for line in listed.splitlines() if "agentrl-tests-working" in line}
 
 
 def containers(engine: Engine, root: Path | None = None) -> list[str]:

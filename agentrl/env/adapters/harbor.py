@@ -15,12 +15,14 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.adapters.command import CommandAgent, command_words, files_of
 from agentrl.env.adapters.harbor_env import COMMAND_S, HarborEnv
 from agentrl.env.adapters.harbor_harness import HarborProgram
+from agentrl.env.adapters.harbor_own import PYTHON, HarborOwnAgent, own_members
 from agentrl.env.adapters.harbor_tasks import (
     DOCKERFILE,
     REWARDS,
@@ -43,8 +45,8 @@ from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.sandbox.files import copy_beneath, make_beneath, remove_beneath
 
-AGENT, HARNESS = "#agent=", "#harness="
-"""Words before a program of this machine, and before one of the table."""
+AGENT, HARNESS, OWN = "#agent=", "#harness=", "?python="
+"""Words before a program of this machine, before one of the table, and before an interpreter with Harbor itself."""
 FORM = "Write harbor:FOLDER#agent=CMD {prompt}, where FOLDER is a task or holds tasks."
 FOLDER = "folder"
 RUNS = ("refuse", "shell", "skip")
@@ -53,6 +55,7 @@ FORMS = {
     AGENT: f"There is run={'|'.join(RUNS)} and reward=NAME.",
     HARNESS: "Write harbor:FOLDER[?network=True&reward=NAME]#harness=NAME[?brief=True&dialect=chat&program=PATH].",
     "": "There is network=True, command_s=SECONDS and reward=NAME; run= needs #agent=CMD.",
+    OWN: "With python=INTERPRETER there is agent=NAME, environment=podman|docker and reward=NAME.",
 }
 """Options by what works on the tasks."""
 
@@ -158,13 +161,14 @@ class HarborAgent(CommandAgent):
         return values
 
 
-_BASES: Mapping[str, type[Any]] = {AGENT: HarborAgent, HARNESS: HarborProgram, "": HarborEnv}
+_BASES: Mapping[str, type[Any]] = {AGENT: HarborAgent, HARNESS: HarborProgram, OWN: HarborOwnAgent, "": HarborEnv}
 
 
-def load_harbor(spec: str) -> type[HarborAgent] | type[HarborEnv] | type[HarborProgram]:
+def load_harbor(spec: str) -> type[HarborAgent] | type[HarborEnv] | type[HarborProgram] | type[HarborOwnAgent]:
     """Return the class for one of the forms of `FORMS`."""
     place, way, rest = _parted(spec)
     name, options = split_spec(place)
+    way = OWN if not way and PYTHON in options else way
     folder = Path(name).expanduser().absolute()
     members: dict[str, Any] = {"rewarded": str(options.pop("reward", "")), "__module__": __name__, "__doc__": f"Tasks of {folder}."}
     _, query, asked = place.partition("?")
@@ -175,6 +179,10 @@ def load_harbor(spec: str) -> type[HarborAgent] | type[HarborEnv] | type[HarborP
         members |= {"command": words, "runs": runs}
         if runs not in RUNS:
             raise EnvLoadError(FLAG, spec, f"run = {runs!r} is unknown", f"Choose {', '.join(RUNS)}.")
+    elif way == OWN:
+        own = own_members(spec, options)
+        members |= own
+        whole = f"harbor:{folder}?{urlencode({**own, 'reward': members['rewarded']}, safe='/:')}"
     else:
         members["network"] = bool(options.pop("network", False))
     if way == HARNESS:

@@ -49,7 +49,11 @@ class Trial:
         self._workdir = ""
 
     async def __aenter__(self) -> Trial:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -75,7 +75,9 @@ class OtherPythonAgent(CommandAgent):
     async def _judge(self, task: Task, work: Path, output: str) -> StepResult:
         last = (output.strip().splitlines() or [""])[-1]
         try:
-            found: dict[str, Any] = json.loads(last)
-            return StepResult(found["reward"], info=found["info"], truncated=found["truncated"])
+            return self._outcome(task, json.loads(last))
         except (ValueError, KeyError, TypeError) as error:
             raise EnvResultError(f"{self.spec}: {self.suite} ended without a score; it printed last: {last[:MAX_PROBLEM]!r}") from error
+
+    def _outcome(self, task: Task, found: dict[str, Any]) -> StepResult:
+        return StepResult(found["reward"], info=found["info"], truncated=found["truncated"])

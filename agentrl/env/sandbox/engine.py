@@ -22,6 +22,9 @@ from agentrl.env.sandbox.program import SHOWN
 
 RUNTIMES = ("crun", "runc")
 """Runtimes of podman that are tried after its own choice: some do not work with the control groups of some systems."""
+CONTROLLERS = ("memory", "pids")
+"""Control groups by which containers are limited."""
+CONTROL_GROUPS = "{{.Host.CgroupsVersion}} {{.Host.CgroupControllers}}"
 MAX_PROCESSES = 2**14
 """Processes of a user in a container; those of the container are limited by its control group."""
 MAX_ANSWER = 2**20
@@ -126,8 +129,21 @@ def _found(_pid: int) -> Engine:
     if path is None:
         raise SandboxError(f"--sandbox container needs podman or docker. {CONTAINERS_REMEDY}.")
     engine = Engine((path,))
-    engine = _with_runtime(engine) if engine.is_podman else _with_daemon(engine)
+    engine = _limiting(_with_runtime(engine)) if engine.is_podman else _with_daemon(engine)
     remove_abandoned_containers(engine)
+    return engine
+
+
+def _limiting(engine: Engine) -> Engine:
+    """Return podman if it limits containers: without root it ignores limits for which it is given no control groups."""
+    if os.geteuid():
+        version, _, listed = reaper.call(engine.program, "info", "--format", CONTROL_GROUPS).partition(" ")
+        if missing := [name for name in CONTROLLERS if name not in listed.strip(" []\n").split()]:
+            problem = (
+                f"podman without root has no control groups ({version}) for {' and '.join(missing)} here, and would ignore these limits"
+            )
+            remedy = "Delegate the controllers memory and pids of control groups v2 to this user, run as root, or choose --sandbox local"
+            raise SandboxError(f"{problem}. {remedy}.")
     return engine
 
 

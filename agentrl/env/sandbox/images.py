@@ -21,8 +21,8 @@ from agentrl.env.timing import timed
 NAMES = ("Containerfile", "Dockerfile")
 REPOSITORY = "localhost/agentrl-sandbox"
 AGAIN_S = 0.1
-ABORT_S = 20.0
-"""Seconds in which a build that is to end removes what it made."""
+ABORT_S = 60.0
+"""Seconds in which a build that is to end has removed what it made, or is killed."""
 _ready: set[tuple[Engine, str]] = set()  # images that were found to be there
 
 

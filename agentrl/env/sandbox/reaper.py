@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-OWNER, RUN = "agentrl.owner", "agentrl.run"
-"""Labels of containers: ``MACHINE:FOLDER`` of the process that made them, and the run that it plays for."""
+OWNER, RUN, TRIAL = "agentrl.owner", "agentrl.run", "agentrl.trial"
+"""Labels of containers: ``MACHINE:FOLDER`` of the process that made them, the run that it plays for, and one trial of Harbor's."""
 CALL_S = 60.0
 LATE_S = 60.0
 """Seconds for which containers that are being made when their owner ends are waited for."""

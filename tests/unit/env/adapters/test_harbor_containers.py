@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,8 @@ from agentrl.core.types import Status, Trajectory
 from agentrl.env.adapters.harbor_containers import read_container_task
 from agentrl.env.load import load_agent
 from tests.e2e.runs import start, succeeded, train
-from tests.harbor_tasks import EXAMPLES, write_tasks
-from tests.sandboxes import container_engine, containers, has_image, image_of
+from tests.harbor_tasks import EXAMPLES, tasks_with_images
+from tests.sandboxes import container_engine, containers
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.config.test_check_sandbox import check
 from tests.unit.rollout.scenes import PATIENT, Scene, says
@@ -112,12 +111,8 @@ def test_containers_are_asked_for_before_anything_starts(tmp_path: Path, monkeyp
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ten tasks, whose images are removed at the end."""
-    engine, folder = container_engine(), write_tasks(tmp_path_factory.mktemp("harbor"))
-    boxes = [file.parent for file in folder.rglob("Dockerfile")]
-    yield folder
-    names = [name for name in map(image_of, boxes) if has_image(engine, name)]
-    subprocess.run([*engine.program, "rmi", "--force", *names], capture_output=True, check=False)
+    """Ten tasks."""
+    yield from tasks_with_images(tmp_path_factory.mktemp("harbor"))
 
 
 async def play(folder: Path, name: str, *texts: str, **settings: Any) -> Trajectory:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +10,27 @@ from typing import Any
 
 import pytest
 
-from agentrl.core.errors import EnvLoadError
+from agentrl.core.errors import EnvLoadError, SandboxError
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.adapters import harbor_trial
+from agentrl.env.adapters.harbor_harness import HarborProgram
+from agentrl.env.black_box import ModelEndpoint
+from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import load_agent
+from agentrl.env.sandbox.spec import SandboxChoice, use_choice
 from agentrl.harness import MINI_SWE_AGENT
 from tests.e2e.runs import succeeded, train
 from tests.folder_box import FolderBox, programs
-from tests.harbor_tasks import write_tasks
-from tests.sandboxes import container_engine, containers, has_image, image_of
+from tests.harbor_tasks import tasks_with_images
+from tests.sandboxes import container_engine, containers
 from tests.unit.examples.test_agents import play_class
 
 pytestmark = pytest.mark.anyio
 
 AGENT = Path(__file__).parents[4] / "examples" / "command_line" / "agent.py"
-CONFIG = '[environment]\ndocker_image = "x"\nworkdir = "/app"\nallow_internet = {internet}\n[environment.env]\nPLACE = "lake"\n'
+CONFIG = (
+    '[environment]\ndocker_image = "x"\nmemory_mb = 256\nworkdir = "/app"\nallow_internet = {internet}\n[environment.env]\nPLACE = "lake"\n'
+)
 TEST = '#!/bin/sh\n[ "$(cat result.txt)" = lemon ]; echo $((1 - $?)) > ../logs/verifier/reward.txt\n'
 
 
@@ -106,12 +111,48 @@ async def test_a_program_that_fails_is_a_failed_episode(tmp_path: Path, boxes: l
     assert not boxes[0].is_open
 
 
+async def test_a_container_that_fails_at_its_beginning_is_ended(
+    tmp_path: Path, boxes: list[FolderBox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: FolderBox, *words: str) -> None:
+        raise SandboxError("no disk")
+
+    monkeypatch.setattr(FolderBox, "exec", fail)
+    failed = await played(written(tmp_path), program(tmp_path))
+    assert (failed.status, failed.reward, "no disk" in (failed.error or "")) == (Status.ENV_ERROR, None, True)
+    assert not boxes[0].is_open
+
+
 async def test_a_verifier_of_its_own_does_not_see_the_program(tmp_path: Path, boxes: list[FolderBox]) -> None:
     config = 'artifacts = ["/app/result.txt"]\n' + CONFIG.format(internet="true") + '[verifier]\nenvironment_mode = "separate"\n'
     right = await played(written(tmp_path, config), program(tmp_path), "printf lemon > result.txt", "DONE")
     assert (right.error, right.reward) == (None, 1.0)
     agent, verifier = boxes
     assert (bool(agent.spec.read), verifier.spec.read, programs(verifier)) == (True, (), [])
+    assert {ran.num_open for ran in verifier.ran} == {1}  # the agent's is gone
+
+
+async def test_a_reward_that_the_program_writes_is_removed(tmp_path: Path, boxes: list[FolderBox]) -> None:
+    plant = "mkdir -p ../logs/verifier; echo '{\"reward\": 9}' > ../logs/verifier/reward.json"
+    planted = await played(written(tmp_path), program(tmp_path), plant, "DONE")
+    assert (planted.error, planted.reward) == (None, 0.0)
+
+
+async def test_variables_that_are_passed_reach_the_program(tmp_path: Path, boxes: list[FolderBox], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_TEST_PLACE", "shore")
+    monkeypatch.setattr(HarborProgram, "process_limits", ProcessLimits(passed=("AGENTRL_TEST_PLACE", "AGENTRL_TEST_NOTHING")))
+    told = await played(written(tmp_path), program(tmp_path), "echo $AGENTRL_TEST_PLACE", "DONE")
+    assert "shore" in told.turns[1].prompt_text
+
+
+async def test_all_agents_of_a_run_may_have_the_network(tmp_path: Path, boxes: list[FolderBox]) -> None:
+    use_choice(SandboxChoice(network="all"))
+    task, llm = written(tmp_path), ModelEndpoint(root="http://127.0.0.1:1", api_key="none")
+    runs = program(tmp_path)
+    runs.write_text("#!/bin/sh\n")
+    cls: Any = load_agent(f"harbor:{task}#harness=mini-swe-agent?program={runs}").load()
+    assert (await cls().run(next(iter(cls.tasks())), llm)).reward == 0.0
+    assert (boxes[0].spec.network, programs(boxes[0])[0].network) == (True, True)
 
 
 def test_a_specification_says_all_and_is_read_again(tmp_path: Path) -> None:
@@ -140,11 +181,8 @@ def test_what_cannot_be_played_is_refused(options: str, problem: str, tmp_path: 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The ten tasks, of which images are removed at the end."""
-    engine, folder = container_engine(), write_tasks(tmp_path_factory.mktemp("harbor"))
-    yield folder
-    names = [name for name in map(image_of, (file.parent for file in folder.rglob("Dockerfile"))) if has_image(engine, name)]
-    subprocess.run([*engine.program, "rmi", "--force", *names], capture_output=True, check=False)
+    """The ten tasks."""
+    yield from tasks_with_images(tmp_path_factory.mktemp("harbor"))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from agentrl.env.sandbox.images import content_hash, find_containerfile, is_path
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import SandboxChoice, SandboxSpec, use_choice
 from agentrl.env.timing import Stopwatch, use_stopwatch
-from tests.sandboxes import IMAGE, container_engine, containers, has_builds, has_image, image_of
+from tests.sandboxes import IMAGE, builds, container_engine, containers, has_image, image_of
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.anyio
@@ -207,14 +207,14 @@ async def test_an_image_is_built_once_and_again_when_its_files_change(engine: En
 @slow
 async def test_a_build_that_takes_too_long_is_ended_with_all_that_it_made(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN setsid sleep 3574 & sleep 3575\n")
-    begin = time.monotonic()
+    begin, before = time.monotonic(), builds(engine)
     with pytest.raises(SandboxError, match="was not built within 4 s"):
         async with Sandbox(spec(image=str(tmp_path), build_timeout_s=4.0)):
             pass
     assert time.monotonic() - begin < 20
     assert not [line for line in _command_lines() if b"sleep\x003574" in line or b"sleep\x003575" in line]
     assert not has_image(engine, image_of(tmp_path))
-    assert not has_builds(engine)
+    assert builds(engine) <= before
 
 
 @slow
@@ -266,5 +266,33 @@ async def test_without_podman_and_docker_the_packages_are_named(monkeypatch: pyt
         with pytest.raises(SandboxError, match=r"needs podman or docker\. Install podman .*docker\.io.*--sandbox local"):
             async with Sandbox(spec()):
                 pass
+    finally:
+        engines._found.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("told", "user", "missing"),
+    [
+        ("v2 [cpu memory pids]", 1000, ""),
+        ("v1 []", 1000, r"\(v1\) for memory and pids here"),
+        ("v2 [cpu pids]", 1000, r"\(v2\) for memory here"),
+        ("v1 []", 0, ""),
+    ],
+)
+def test_podman_without_root_that_would_ignore_limits_is_refused(
+    told: str, user: int, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text(f"#!/bin/sh\n[ $1 = info ] && echo '{told}'\nexit 0\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    engines._found.cache_clear()
+    try:
+        if missing:
+            with pytest.raises(SandboxError, match=f"podman without root has no control groups {missing}.*Delegate .*--sandbox local"):
+                engines.find_engine()
+        else:
+            assert engines.find_engine().program == (str(podman),)
     finally:
         engines._found.cache_clear()

@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mcp
 import pytest
 
 from agentrl import McpServer, SandboxSpec, StepState, ToolEnv
 from agentrl.config.sections import changed
-from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError
+from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, SandboxError
 from agentrl.core.process import free_port
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.isolation.system import processes
@@ -29,7 +30,7 @@ from agentrl.env.tools.calls import ToolCall
 from agentrl.env.tools.environment import Toolbox
 from agentrl.env.tools.mcp import McpSessions
 from agentrl.env.tools.mcp_servers import servers_of
-from tests.sandboxes import needs_sandbox
+from tests.sandboxes import IMAGE, container_engine, containers, needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 
@@ -210,6 +211,73 @@ async def test_servers_of_the_flag_come_besides(tmp_path: Path) -> None:
     bare = type("Bare", (Sums,), {"mcp": ()})
     trajectory = await play(bare, '{"tool":"add","args":[1,2]}', "3", mcp=(str(file),))
     assert (trajectory.error, trajectory.reward) == (None, 1.0)
+
+
+PACKAGES = str(Path(mcp.__file__).parents[1])
+
+
+def contained(image: str = IMAGE, memory_mib: int = 512, *command: str) -> McpServer:
+    """A server in a container of an image with Python, to which the package mcp is shown."""
+    box = SandboxSpec(kind="container", image=image, memory_mib=memory_mib, read=(PACKAGES,))
+    return McpServer(command=command or ("python3", str(FILE)), env={"PYTHONPATH": PACKAGES}, sandbox=box, start_timeout_s=60.0)
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Look after the test that no container is left."""
+    engine = container_engine()
+    yield
+    assert containers(engine) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+async def test_a_server_in_a_container(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hidden")
+    async with toolbox(contained(), timeout_s=10.0) as box:
+        assert await outcome(box, "add", a=1, b=2) == ("ok", "3")
+        assert await outcome(box, "add", a="x") == ("bad_call", "Error: add: a: 'x' is not of type 'integer'")
+        kind, text = await outcome(box, "refuse", reason="closed")
+        assert (kind, "no: closed" in text) == ("failed", True)
+        assert (await outcome(box, "look", path=str(tmp_path / "secret")))[0] == "failed"
+        assert await outcome(box, "variable", name="HOSTNAME") == ("ok", "sandbox")
+        assert [(await outcome(box, "count"))[1] for _ in range(2)] == ["1", "2"]
+        with pytest.raises(RemoteError, match=r"mcp_server.py: ended with code 7; it printed last: '.*the end is near'"):
+            await outcome(box, "die", code=7)
+        with pytest.raises(RemoteError, match="ended with code 7"):
+            await outcome(box, "add", a=1)
+    assert await gone()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+async def test_a_server_that_uses_up_its_container_or_is_not_in_it() -> None:
+    async with toolbox(contained(IMAGE, 128), timeout_s=60.0) as box:
+        with pytest.raises(RemoteError, match="was ended at its limit of memory"):
+            await outcome(box, "fill", mib=1000)
+    with pytest.raises(RemoteError, match=r"no-such-program: ended with code 127; it printed last: '.*not found'"):
+        async with toolbox(contained(IMAGE, 128, "no-such-program")):
+            pass
+    with pytest.raises(SandboxError, match="there is no image 'localhost/agentrl-tests:nothing' here"):
+        async with toolbox(contained("localhost/agentrl-tests:nothing")):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+async def test_servers_of_the_flag_run_in_the_containers_of_the_run(tmp_path: Path) -> None:
+    server = {"command": "python3", "args": [str(FILE)], "env": {"PYTHONPATH": PACKAGES}, "read": [PACKAGES], "tools": ["add", "die"]}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"tests": server}}))
+    bare = type("Bare", (Sums,), {"mcp": ()})
+    box = {"mcp": (str(tmp_path / "servers.json"),), "sandbox": "container", "sandbox_image": IMAGE}
+    right = await play(bare, '{"tool":"add","args":[1,2]}', "3", **box)
+    assert (right.error, right.reward) == (None, 1.0)
+    dead = await play(bare, '{"tool":"die","args":[5]}', "3", **box)
+    assert (dead.status, dead.reward) == (Status.ENV_ERROR, None)
+    assert "ended with code 5" in (dead.error or "")
+    del right, dead
+    gc.collect()
+    assert await gone()
 
 
 @pytest.mark.slow
