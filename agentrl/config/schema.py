@@ -143,6 +143,8 @@ class DataConfig:
     """Column that holds the prompt: text or chat messages. ``a.b``: the key ``b`` in column ``a``."""
     label_key: str = "label"
     """Column that holds the label, also as ``a.b``; a missing ``label`` gives ``None``."""
+    image_key: str = "images"
+    """Column that holds the images of the prompt, a list of them or one; a data set may lack it."""
     input_template: str = ""
     """Text around each plain-text prompt of a data set, with ``{}`` in its place; ``{{`` and ``}}`` stand for braces."""
     apply_chat_template: bool = True

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
+from agentrl.env.images import image_texts
 from agentrl.env.responses import PARAMS, chat_of
 
 TABLES = {".csv": ",", ".tsv": "\t"}
@@ -44,6 +45,7 @@ class PromptFormat:
         split_flag: The flag that names the split, for messages.
         input_key: Column with the prompt: text or chat messages; ``a.b`` is the key ``b`` of what stands in the column ``a``.
         label_key: Column with the label, in the same form; without the default column the label is `None`.
+        image_key: Column with the images of the prompt, a list of them or one; without it there are none.
         input_template: Text around a plain-text prompt, with ``{}`` in the prompt's place; ``{{`` and ``}}`` mean braces.
         bad: Takes in what is wrong with lines that are none, which are then left out; `None`: the first one is an error.
     """
@@ -53,6 +55,7 @@ class PromptFormat:
     split_flag: str = "--prompt-split"
     input_key: str = "prompt"
     label_key: str = LABEL_KEY
+    image_key: str = "images"
     input_template: str = ""
     bad: list[str] | None = None
 
@@ -160,8 +163,20 @@ def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -
     if form.input_template and not chat:
         prompt = form.input_template.format(prompt)
     # A label stays under the name that its column has, by which reward functions of other systems ask for it.
-    rest = {name: value for name, value in row.items() if name not in (key, LABEL_KEY)}
-    return Task(prompt, column(row, form.label_key), metadata=rest)
+    rest = {name: value for name, value in row.items() if name not in (key, LABEL_KEY, form.image_key)}
+    return Task(prompt, column(row, form.label_key), metadata=rest, images=_images(row, where, source, form))
+
+
+def _images(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> tuple[str, ...]:
+    """Return the images of a row as paths and data URLs."""
+    found = column(row, form.image_key)
+    if found is None:
+        return ()
+    try:
+        return image_texts(found if isinstance(found, Sequence) and not isinstance(found, str | bytes) else [found])
+    except ValueError as error:
+        problem = f"{where}: column {form.image_key!r}, {error}"
+        raise DataError(form.flag, source, problem, "Name another column with --image-key.") from error
 
 
 def _nemo_gym_task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:

@@ -14,6 +14,7 @@ from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Turn, as
 from agentrl.env.agent import StepResult
 from agentrl.env.images import lifted, without_images
 from agentrl.env.results import RawText
+from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.step_rewards import placed
@@ -94,7 +95,7 @@ class Conversation:
         A user's text at their end and at the beginning of `prompt` become one message, because many templates want the roles to alternate.
         """
         is_raw = isinstance(prompt, RawText) or (isinstance(prompt, str) and not self._settings.data.apply_chat_template)
-        prompt, images = self._lifted(prompt if is_raw or not images else as_messages(prompt), images)
+        prompt, images = with_places(self._codec, prompt if is_raw or not images else as_messages(prompt), images)
         self.messages = None if is_raw or (opening is not None and isinstance(prompt, str)) else as_messages(prompt)
         if opening is not None and not isinstance(prompt, str):
             self.messages = _joined(opening, prompt)
@@ -110,7 +111,7 @@ class Conversation:
 
         An observation that cannot fit is not taken in, and leaves no room.
         """
-        observation, images = self._lifted(observation, images)
+        observation, images = with_places(self._codec, observation, images)
         self._overflows = self._codec.fewest_tokens(observation) > self.recorder.limit
         if self._overflows:
             return
@@ -120,13 +121,6 @@ class Conversation:
             self.prompt = self._codec.encode_next(observation, self._context.tokens[-1], self.messages or ())
         self.messages = None if self.messages is None or isinstance(observation, str) else [*self.messages, *observation]
         await self._place(images)
-
-    def _lifted(self, prompt: Prompt, images: Sequence[Any]) -> tuple[Prompt, Sequence[Any]]:
-        """Return a prompt with places for its images, and all of these in order; without places for a model that reads text only."""
-        try:
-            return (without_images if self._codec.images is None else lifted)(prompt, images)
-        except ValueError as error:
-            raise EnvResultError(str(error)) from error
 
     async def _place(self, images: Sequence[Any]) -> None:
         """Replace the placeholders of images in `prompt` by the tokens of these images."""
@@ -190,6 +184,18 @@ class Conversation:
         else:
             self._advance += reward
         self._score = self._score if score is None else score
+
+
+def with_places(codec: ChatCodec, prompt: Prompt, images: Sequence[Any]) -> tuple[Prompt, list[Any]]:
+    """Return a prompt with places for its images, and all of these in order; without places for a model that reads text only.
+
+    Raises:
+        EnvResultError: If there are more or fewer images than places.
+    """
+    try:
+        return (without_images if codec.images is None else lifted)(prompt, images)
+    except ValueError as error:
+        raise EnvResultError(str(error)) from error
 
 
 def _joined(first: Sequence[Message], second: Sequence[Message]) -> list[Message]:

@@ -15,7 +15,20 @@ from typing import Any
 from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
-from agentrl.core.types import FinishReason, GroupRequest, Message, Prompt, Sampling, Span, Status, Trajectory, Turn, derive_seed
+from agentrl.core.types import (
+    FinishReason,
+    GroupRequest,
+    Message,
+    Prompt,
+    Sampling,
+    Span,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+    as_messages,
+    derive_seed,
+)
 from agentrl.env.agent import StepResult, StepState
 from agentrl.env.multi_agent import MultiAgentSpec
 from agentrl.env.results import NEEDS_ONE, bad_result
@@ -23,7 +36,7 @@ from agentrl.env.session import Session
 from agentrl.env.states import make_sampling_params, make_step_state
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
-from agentrl.rollout.conversation import Conversation
+from agentrl.rollout.conversation import Conversation, with_places
 from agentrl.rollout.forks import Fork, ForkPoint, Role
 from agentrl.rollout.partners import Partner
 from agentrl.rollout.penalties import penalize
@@ -184,8 +197,7 @@ class Episode:
         task = self._task
         seed = task.seed if task.seed is not None else derive_seed(self._settings.run.seed, task.id, task.epoch)
         if self._agents_spec.rendered:
-            prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.data.apply_chat_template)
-            self._task = replace(task, prompt=self._codec.decode(prompt))
+            task = self._task = self._rendered(task)
         start = time.perf_counter()
         try:
             result = await self._env.reset(self._task, seed)
@@ -201,6 +213,14 @@ class Episode:
         self._note(result.images, 0)
         self._agents[agent].state_key = result.state_key
         await self._begin(agent, result.observation, (*task.images, *result.images))
+
+    def _rendered(self, task: Task) -> Task:
+        """Return a task whose prompt is the text that the chat template writes, with the model's placeholder for each image."""
+        chat = self._settings.data.apply_chat_template
+        with self._naming("reset"):
+            prompt, images = with_places(self._codec, as_messages(task.prompt) if chat and task.images else task.prompt, task.images)
+        ids = encode_prompt(self._codec, prompt, apply_chat_template=chat)
+        return replace(task, prompt=self._codec.decode(ids), images=tuple(images))
 
     async def _begin(self, agent: str, observation: Prompt | None, images: Sequence[Any]) -> None:
         """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""

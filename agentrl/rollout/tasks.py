@@ -95,7 +95,13 @@ def _is_held_out(config: PlaySettings, agent: AgentSpec) -> bool:
 
 def prompt_format(data: DataConfig) -> PromptFormat:
     """Return how the rows of ``--prompts`` become tasks."""
-    return PromptFormat(split=data.prompt_split, input_key=data.input_key, label_key=data.label_key, input_template=data.input_template)
+    return PromptFormat(
+        split=data.prompt_split,
+        input_key=data.input_key,
+        label_key=data.label_key,
+        image_key=data.image_key,
+        input_template=data.input_template,
+    )
 
 
 def _separate(config: PlaySettings, agent: AgentSpec) -> list[Task]:

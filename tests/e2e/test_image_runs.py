@@ -10,12 +10,14 @@ import torch
 import torch.multiprocessing as mp
 
 from tests.e2e.runs import ENVS, Run, succeeded, train
+from tests.faults.support import disturbed, kill, lines, until
 from tests.image_support import group_of_text, group_with_images, reader_of
 from tests.learner_support import CollectingSender, gradients, largest_difference, make_settings
 from tests.ports import free_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STAGES = (0, 1, 2, 3)
+STEPS = 20
 GAME = ENVS / "picture_grid.py"
 SMALL = ("--runtime", "local", "--no-certify", "--groups-per-step", "4", "--n-samples-per-prompt", "4", "--max-new-tokens", "6")
 
@@ -71,13 +73,20 @@ def test_the_vision_part_stays_as_it_is(vision_model: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
-def test_a_resumed_run_on_pictures_ends_as_one_that_was_not_stopped(vision_model: str, tmp_path: Path, engine: str) -> None:
-    words = ("--model", vision_model, "--engine", engine, "--save-every", "2", "--seed", "4", *SMALL)
-    once = succeeded(train(tmp_path / "once", *words, "--num-steps", "4", agent=GAME, timeout_s=600))
-    succeeded(train(tmp_path / "twice", *words, "--num-steps", "2", agent=GAME, timeout_s=600))
-    again = succeeded(train(tmp_path / "twice", "--resume", "auto", *words, "--num-steps", "4", agent=GAME, timeout_s=600))
+def test_a_killed_run_on_pictures_ends_as_one_that_was_not_killed(vision_model: str, tmp_path: Path, engine: str) -> None:
+    words = ("--model", vision_model, "--engine", engine, "--save-every", "4", "--seed", "4", "--num-steps", str(STEPS), *SMALL)
+    once = succeeded(train(tmp_path / "once", *words, agent=GAME, timeout_s=800))
+    differences = [row["mismatch/max"] for row in once.metrics]
+    assert len(differences) == STEPS
+    assert max(differences) < 1e-4
+    assert max(row["episode/turns"] for row in once.metrics) > 1
+    killed = tmp_path / "killed"
+    with disturbed("--run-dir", str(killed), "--agent", str(GAME), *words) as process:
+        until(process, lambda: len(lines(killed / "metrics.jsonl")) >= STEPS // 2)
+        kill(process)
+    again = succeeded(train(killed, "--resume", "auto", *words, agent=GAME, timeout_s=800))
     assert weights(again) == weights(once)
-    assert max(row["mismatch/max"] for row in once.metrics) < 1e-4
+    assert [row["mismatch/max"] for row in again.metrics] == differences
 
 
 def weights(run: Run) -> bytes:

@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from envs.shapes import COLOURS, draw
 from tests.e2e.runs import Run, succeeded, train
 
 pytestmark = pytest.mark.timeout(400)
@@ -49,6 +51,20 @@ def test_a_file_with_feedback_trains_unchanged(tmp_path: Path) -> None:
 def test_every_other_form_trains_unchanged(tmp_path: Path, name: str, metric: str) -> None:
     run = trained(train(tmp_path / "run", "--num-steps", "2", *TINY, *PROMPTS, agent=FILES / f"{name}.py"), 4)
     assert not metric or metric in run.metrics[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_file_with_pictures_trains_unchanged(tmp_path: Path, vision_model: str, engine: str) -> None:
+    rows = []
+    for number, name in enumerate(COLOURS):
+        Image.fromarray(draw([("circle", name, 32, 32)])).save(tmp_path / f"{number}.png")
+        rows.append({"prompt": "Which colour?", "label": name, "pictures": [str(tmp_path / f"{number}.png")]})
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--prompts", str(tmp_path / "prompts.jsonl"), "--image-key", "pictures", "--model", vision_model, "--engine", engine)
+    run = trained(train(tmp_path / "run", "--num-steps", "2", "--no-certify", *TINY, *words, agent=FILES / "pictures.py"), 4)
+    assert [row["episode/turns_mean"] for row in run.metrics] == [3.0, 3.0]
+    assert max(row["mismatch/max"] for row in run.metrics) < 1e-4
 
 
 def right(answer: str, label: str) -> float:

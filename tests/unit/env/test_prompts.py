@@ -201,3 +201,20 @@ def test_a_label_reaches_a_reward_of_trl_under_its_column(tmp_path: Path) -> Non
     form = form_of(accuracy_reward, "judge.py: accuracy_reward")
     state = StepState(task=task, label=task.label, observation_text="a", action_text="1")
     assert form.call(accuracy_reward, state, "here") == [1.0]
+
+
+def test_images_of_a_row_are_those_of_its_task(tmp_path: Path) -> None:
+    image = {"bytes": b"\x89PNG1", "path": None}
+    rows = pa.table({"prompt": ["a", "b", "c"], "images": [[image, image], [], None], "level": [1, 2, 3]})
+    parquet.write_table(rows, tmp_path / "data.parquet")
+    one, two, three = read(tmp_path / "data.parquet")
+    assert one.images == ("data:image/png;base64,iVBORzE=",) * 2
+    assert (two.images, three.images, one.metadata) == ((), (), {"level": 1})
+    path = jsonl(tmp_path, '{"prompt": "a", "picture": "a.png", "images": "x"}\n')
+    (named,) = read(path, image_key="picture")
+    assert (named.images, named.metadata) == (("a.png",), {"images": "x"})
+
+
+def test_what_is_no_image_is_refused_by_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 2: column 'images', number 1 is no image.*--image-key"):
+        read(jsonl(tmp_path, '{"prompt": "a", "images": []}\n{"prompt": "b", "images": ["a.png", 3]}\n'))
