@@ -93,8 +93,11 @@ class ContainerSandbox(FolderSandbox):
                     self.programs.discard(program)
         if not is_begun:
             raise SandboxError(f"a container did not start {command.words[0]}: {result.output.strip()[-SHOWN:] or 'no message'}")
-        is_signal = SIGNALLED < result.code <= SIGNALLED + 64
-        return await self.judged(replace(result, code=SIGNALLED - result.code) if is_signal else result, num_killed)
+        if SIGNALLED < result.code <= SIGNALLED + 64:
+            result = replace(result, code=SIGNALLED - result.code)
+        if result.ended == "exit" and run.is_out_of_memory:  # the system was faster than the watch
+            result = replace(result, ended="memory")
+        return await self.judged(result, num_killed)
 
     async def read(self, name: str, limit: int) -> bytes:
         """Return the content of a file of the folder, or with an absolute name of the container."""

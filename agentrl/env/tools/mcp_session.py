@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from agentrl.core.errors import RemoteError, SandboxError
 from agentrl.env.results import said
 from agentrl.env.sandbox.sandbox import Sandbox
-from agentrl.env.sandbox.spec import ExecResult
+from agentrl.env.sandbox.spec import ExecResult, current_choice
 from agentrl.env.tools.calls import ToolFailedError
 from agentrl.env.tools.mcp_servers import McpServer
 
@@ -71,7 +71,10 @@ class McpSession:
         if self._client is not None:
             return
         error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
-        raise await self._gone(f"did not list its tools within {limit:g} s" if error is None else said(_first(error))) from error
+        if error is None:
+            raise await self._gone(f"did not list its tools within {limit:g} s")
+        first = _first(error)
+        raise first if isinstance(first, SandboxError) else await self._gone(said(first)) from error
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool and return its result, a ``CallToolResult``.
@@ -147,6 +150,8 @@ class McpSession:
             return
         from mcp import StdioServerParameters
 
+        if (server.sandbox.kind or current_choice().kind) == "remote":
+            raise SandboxError(f"{server.name} cannot run in a remote sandbox; name the address of a server, or SandboxSpec(kind='local')")
         async with Sandbox(server.sandbox) as sandbox:
             pipes = [sandbox.folder / name for name in PIPES]
             for pipe in pipes:

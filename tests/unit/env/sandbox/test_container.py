@@ -20,7 +20,7 @@ from agentrl.env.sandbox.container import Form
 from agentrl.env.sandbox.engine import Engine
 from agentrl.env.sandbox.images import content_hash, find_containerfile, is_path
 from agentrl.env.sandbox.sandbox import Sandbox
-from agentrl.env.sandbox.spec import SandboxChoice, SandboxSpec, use_choice
+from agentrl.env.sandbox.spec import ExecResult, SandboxChoice, SandboxSpec, use_choice
 from agentrl.env.timing import Stopwatch, use_stopwatch
 from tests.sandboxes import IMAGE, builds, container_engine, containers, has_image, image_of
 
@@ -142,6 +142,15 @@ async def test_another_network_or_more_files_begin_a_new_container_with_the_same
             assert found.output == "kept\ncat: /tmp/lost: No such file or directory\nread"
             assert (await sandbox.exec(sandbox.python, "-c", connect, network=True)).code == 0
             assert len(containers(engine)) == 1
+
+
+@slow
+async def test_a_program_that_the_system_ends_at_once_has_used_up_its_memory(engine: Engine) -> None:
+    async with Sandbox(spec(memory_mib=64)) as sandbox:
+        for _ in range(2):  # in no race with the looks at its memory
+            result = await sandbox.exec(sandbox.python, "-S", "-c", "x = b'1' * 200 * 2**20")
+            assert (result.ended, result.code) == ("memory", -9)
+        assert (await sandbox.exec("true")) == ExecResult(code=0, output="")
 
 
 @slow

@@ -26,6 +26,7 @@ from agentrl.core.process import free_port
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.isolation.system import processes
 from agentrl.env.load import check_servers, load_agent
+from agentrl.env.sandbox.spec import SandboxChoice, use_choice
 from agentrl.env.tools.calls import ToolCall
 from agentrl.env.tools.environment import Toolbox
 from agentrl.env.tools.mcp import McpSessions
@@ -134,6 +135,13 @@ async def test_servers_that_do_not_come_up() -> None:
         async with toolbox("no-such-program --x"):
             pass
     assert await gone("3571")
+
+
+async def test_a_program_is_refused_where_sandboxes_are_elsewhere() -> None:
+    use_choice(SandboxChoice(kind="remote", url="http://127.0.0.1:1"))
+    with pytest.raises(SandboxError, match="cannot run in a remote sandbox; name the address of a server"):
+        async with toolbox(SERVER):
+            pass
 
 
 @pytest.mark.slow
