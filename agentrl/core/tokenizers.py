@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import ConfigError
@@ -43,7 +45,18 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False, flag: str = "
         raise ConfigError(flag, model, problem, remedy) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers makes an empty one for some types of model
         raise ConfigError(flag, model, empty, remedy)
+    if getattr(tokenizer, "chat_template", None) is None:
+        tokenizer.chat_template = _template_of_processor(model)
     return tokenizer
+
+
+def _template_of_processor(model: str) -> str | None:
+    """Return the chat template that stands in a file of a processor's, as older models that read images have it; `None` without one."""
+    from transformers.utils import cached_file
+
+    quiet = ("missing_entries", "connection_errors", "gated_repo")
+    found = cached_file(model, "chat_template.json", **{f"_raise_exceptions_for_{name}": False for name in quiet})
+    return None if found is None else json.loads(Path(found).read_text(encoding="utf-8")).get("chat_template")
 
 
 def check_teacher(teacher: str, model: str, *, trust_remote_code: bool = False) -> None:

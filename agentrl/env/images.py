@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -27,14 +29,16 @@ def image_text(image: Any) -> str:
     """
     if isinstance(image, Mapping):  # as data sets of Hugging Face have it
         image = image.get("bytes") or image.get("path")
+    if isinstance(image, _SharedText):
+        return image
     if isinstance(image, str | Path):
-        return str(image)
+        return _shared(str(image))
     if isinstance(image, bytes | bytearray | memoryview):
-        return data_url(bytes(image))
+        return _shared(data_url(bytes(image)))
     if isinstance(image, np.ndarray):
-        return _of_array(image)
+        return _shared(_of_array(image))
     if hasattr(image, "getbands") and hasattr(image, "save"):
-        return _of_pil(image)
+        return _shared(_of_pil(image))
     raise ValueError(f"is no image; {FORMS}")
 
 
@@ -47,6 +51,26 @@ def image_texts(images: Iterable[Any]) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"number {place} {error}") from error
     return tuple(found)
+
+
+class _SharedText(str):
+    """A text of which this process has one object while it is in use, however many episodes show the image."""
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+_TEXTS: WeakValueDictionary[bytes, _SharedText] = WeakValueDictionary()  # by their hashes
+
+
+def _shared(text: str) -> str:
+    """Return the object that stands for all texts which are the same, so that members of a group hold the pixels of an image once."""
+    key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+    if (found := _TEXTS.get(key)) is None:
+        found = _TEXTS[key] = _SharedText(text)
+    return found
 
 
 def data_url(data: bytes) -> str:

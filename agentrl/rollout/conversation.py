@@ -192,6 +192,9 @@ def with_places(codec: ChatCodec, prompt: Prompt, images: Sequence[Any]) -> tupl
     Raises:
         EnvResultError: If there are more or fewer images than places.
     """
+    if images and codec.images is not None and not codec.template.exists and not isinstance(prompt, str):
+        problem = "the tokenizer has no chat template, so images have no place in a chat"
+        raise EnvResultError(f"{problem}; give one with --chat-template FILE, or raw text with the model's own placeholders")
     try:
         return (without_images if codec.images is None else lifted)(prompt, images)
     except ValueError as error:

@@ -136,6 +136,8 @@ async def test_prompts_that_do_not_fit_their_images_are_refused(engine: Engine, 
         await player.sample(0, 0, [3, mark, 20, 4], ())  # compact, which an engine would take for a picture of one token
     with pytest.raises(EngineError, match="4 placeholders of images in the prompt have no image, beside 1"):
         await player.sample(0, 1, [*ids, *image.token_ids.tolist(), 4], placed)
+    with pytest.raises(EngineError, match="1 placeholders of images in the prompt have no image, beside 1"):
+        await player.sample(0, 3, [*ids, mark, 4], placed)  # two placeholders and one image
     with pytest.raises(EngineError, match="tokens of an image are not at place 2"):
         await player.sample(0, 2, ids, [each.moved(1) for each in placed])
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
+import json
 import re
+import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +26,7 @@ from agentrl.core.images import check_places, compacted, expand
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Message, Status, Task, Trajectory, ints
+from agentrl.engine.fenced import FencedEngine
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.learner.batch import collate
@@ -29,11 +36,13 @@ from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import run_group
 from agentrl.rollout.images import ImageReader, Processor, decoded, open_reader
 from tests.scripted_engine import ScriptedEngine
-from tests.unit.rollout.scenes import SETTINGS, TASK, Scene
+from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene
 
 pytestmark = pytest.mark.anyio
 TOKENS = 7
 """Tokens of an image of the model."""
+PNG_OF_NOTHING = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(17)
+"""A file whose width and height are 0."""
 
 
 def picture(seed: int, side: int = 64) -> np.ndarray[Any, Any]:
@@ -180,6 +189,99 @@ async def test_bad_images_are_refused_by_name(codec: ChatCodec, image: Any, word
     assert (trajectory.status, trajectory.reward, requests) == (Status.ENV_ERROR, None, [])
     assert re.search(words, str(trajectory.error))
     assert "task 'sum': image 0:" in str(trajectory.error)
+
+
+@pytest.mark.parametrize("image", [np.zeros((0, 4, 3), np.uint8), Image.new("RGB", (0, 2)), PNG_OF_NOTHING])
+async def test_an_image_without_pixels_is_refused_by_name(codec: ChatCodec, image: Any) -> None:
+    shows = type("Shows", (Pictures,), {"reset": lambda self, state: ResetResult("Look", images=[image])})
+    trajectory, requests = await play(shows, codec)
+    assert (trajectory.status, trajectory.reward, requests) == (Status.ENV_ERROR, None, [])
+    assert re.search("shape \\(0, 4, 3\\)|has no pixels|task 'sum': image 0: the 33 bytes are no image", str(trajectory.error))
+
+
+def test_a_file_that_opens_without_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "open", lambda file: Image.new("RGB", (0, 2)))
+    with pytest.raises(ValueError, match="the image has no pixels"):
+        decoded(b"", 100)
+
+
+async def test_a_model_of_text_is_a_status_and_no_reward() -> None:
+    def refuse(request: GenerationRequest) -> list[int]:
+        FencedEngine._check(text_engine, request)
+        return [40, 1]
+
+    text_engine: Any = SimpleNamespace(max_model_len=999, _vocabulary=10**6, _placeholders=())
+    engine = ScriptedEngine(refuse)
+    await engine.start()
+    session = EnvSession(Pictures, "file.py", Threads(2), SETTINGS.env)
+    (trajectory,) = await Episode(Scene(Pictures).group_request, 0, engine=engine, codec=CODEC, env=session, settings=SETTINGS).run()
+    assert (trajectory.status, trajectory.reward) == (Status.ENGINE_ERROR, None)
+    assert "this engine takes text only, got 1 images" in str(trajectory.error)
+
+
+async def test_images_in_messages_reach_an_engine_that_may_read_them_itself() -> None:
+    own = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "Look"}]
+    shows = type("Shows", (Pictures,), {"reset": lambda self, state: ResetResult([Message(role="user", content=own)])})
+    scene = Scene(shows)
+    trajectory = await scene.play()
+    assert len(scene.engine.requests[0].images) == 1
+    assert trajectory.turns[0].prompt_text.endswith("user\nLook<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_a_model_without_a_chat_template_is_refused_with_the_remedy(vision_model: str, reader: ImageReader) -> None:
+    tokenizer = load_tokenizer(vision_model)
+    tokenizer.chat_template = None
+    bare = ChatCodec(tokenizer)
+    bare.images = reader
+    trajectory, requests = await play(Pictures, bare)
+    assert (trajectory.status, trajectory.reward, requests) == (Status.ENV_ERROR, None, [])
+    assert "task 'sum': the tokenizer has no chat template" in str(trajectory.error)
+    assert "--chat-template FILE" in str(trajectory.error)
+
+
+def test_a_chat_template_beside_the_processor_is_the_tokenizers(vision_model: str, tmp_path: Path) -> None:
+    shutil.copytree(vision_model, tmp_path / "model")
+    template = (tmp_path / "model" / "chat_template.jinja").read_text()
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    assert load_tokenizer(str(tmp_path / "model")).chat_template is None
+    (tmp_path / "model" / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(str(tmp_path / "model")).chat_template == template
+
+
+async def test_each_picture_of_a_group_is_processed_once(vision_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four members of three turns: the picture of the prompt, that of `reset`, and those of two steps."""
+    codec, runs, process = ChatCodec(load_tokenizer(vision_model)), list[str](), Processor.process
+    codec.images = open_reader(vision_model, ImageConfig())
+
+    def counted(self: Processor, image: Any, data: bytes, key: str) -> Any:
+        runs.append(key)
+        return process(self, image, data, key)
+
+    monkeypatch.setattr(Processor, "process", counted)
+    played = await asyncio.gather(*(play(Pictures, codec, images=(picture(9),)) for _ in range(4)))
+    assert [len(trajectory.turns) for trajectory, _ in played] == [3] * 4
+    assert (len(runs), len(set(runs))) == (4, 4)
+
+
+@pytest.mark.parametrize("given", ["array", "file"])
+async def test_a_live_episode_holds_no_pixels_of_its_own(codec: ChatCodec, tmp_path: Path, given: str) -> None:
+    """Further members of a group take as much memory with a picture of 270,000 bytes as with one of 768."""
+    grown = []
+    for side in (16, 300):
+        image: Any = picture(side, side)
+        if given == "file":
+            Image.fromarray(image).save(tmp_path / f"{side}.png")
+            image = (tmp_path / f"{side}.png").read_bytes()
+        shows = type("Shows", (Pictures,), {"reset": lambda self, state, image=image: ResetResult("Look", images=[image])})
+        held = [await play(shows, codec)]
+        gc.collect()
+        tracemalloc.start()
+        held += [await play(shows, codec) for _ in range(3)]
+        gc.collect()
+        grown.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert len(held) == 4
+    assert abs(grown[1] - grown[0]) < 100_000
 
 
 def test_transparent_places_are_white() -> None:
