@@ -49,6 +49,7 @@ DEFECTS = {
     "bad_random:ReseedsGlobal": "global-reseed",
     "bad_random:ReseedsNumpy": "global-reseed",
     "bad_snapshot:ForgetsRandomNumbers": "snapshot-differs",
+    "bad_snapshot:ForgetsAnswers": "snapshot-differs",
     "bad_snapshot:SharesHistory": "snapshot-differs",
     "bad_snapshot:RestoreRaises": "snapshot-differs",
     "bad_snapshot:StateOutsideOfPython": "snapshot-differs",
@@ -150,6 +151,7 @@ LINES = {
     "bad_effects:ChangesDirectory": ("bad_effects.py, line 13", "os.chdir"),
     "bad_effects:SetsAlarmHandler": ("bad_effects.py, line 23", "signal.signal"),
     "bad_resources:LeavesDaemons": ("bad_resources.py, line 50", "setsid sleep 3600"),
+    "bad_snapshot:RestoreRaises": ("RestoreRaises.restore", "KeyError: 'history'"),
     "bad_resources:KeepsPages": ("bad_resources.py, line 73", "8 KiB more with each"),
 }
 

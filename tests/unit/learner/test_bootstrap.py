@@ -58,6 +58,8 @@ def test_values_of_cuts_are_told_apart_from_those_of_tokens() -> None:
     last = {episode: row for row, episode in enumerate(batch.row_episode.tolist())}
     ends = [1000.0 * last[e] + float(batch.row_actions[last[e]]) if e % 3 < 2 else 0.0 for e in range(batch.num_episodes)]
     assert at_cut.tolist() == ends
+    for name in ("logprobs", "state", "turn"):  # figures of sampled tokens stay theirs
+        assert torch.equal(apart(getattr(longer, name).float(), batch)[0], getattr(batch, name).float())
 
 
 def rank(model: str, **changes: Any) -> LearnerRank:

@@ -230,3 +230,13 @@ def test_tokens_that_only_the_teacher_has_are_left_out() -> None:
     assert taught.teacher[0] == -0.5
     assert taught.teacher_ids[0].tolist() == [0, 3]
     assert taught.teacher_top[0].tolist() == [float("-inf"), -2.0]
+
+
+def test_a_divergence_in_the_loss_leaves_advantages_alone(tiny_model: str) -> None:
+    """Also where the policy is scored before several updates, so that the sampled token could be compared as well."""
+    algo = {"advantage_estimator": "distillation", "teacher": "self", "teacher_loss": "forward", "mini_batches": 2}
+    learner = started(tiny_model, algo=algo)
+    metrics = learner.train(0, *hinted(GROUPS, [9, 33, 2])).metrics
+    learner.close()
+    assert metrics["advantage/abs"] == 0.0
+    assert metrics["distill/kl"] > 0.0

@@ -51,6 +51,15 @@ async def test_each_step_is_paid_at_the_token_that_completes_it() -> None:
     torch.testing.assert_close(batch.token_rewards, expected)
 
 
+async def test_the_rest_of_a_turn_is_paid_at_its_own_end() -> None:
+    trajectory = await played()
+    (turn,) = trajectory.turns
+    twice = replace(trajectory, turns=(turn, replace(turn, number=1, reward=3.0, step_rewards=())), reward=4.75)
+    rewards = collate([Group(group_id=0, task=TASK, trajectories=(twice,))]).token_rewards
+    count = len(turn.token_ids)
+    assert (float(rewards[count - 1]), float(rewards[count:].sum()), float(rewards[-1])) == (1.0, 3.0, 3.0)
+
+
 async def test_estimators_with_token_rewards_credit_what_comes_after() -> None:
     """Written out: with gamma 1 the return of a token is what is paid from it on; `gae` with values of 0 and lambda 1 says the same."""
     trajectory = await played()

@@ -37,6 +37,13 @@ class ForgetsRandomNumbers(Copies):
         self.random, self.answers = random.Random(0), snapshot
 
 
+class ForgetsAnswers(Copies):
+    """Which a copy of the first turn does not show."""
+
+    def restore(self, snapshot):
+        self.random, self.answers = snapshot["random"], []
+
+
 class SharesHistory(Copies):
     def snapshot(self):
         return {"random": copy.copy(self.random), "answers": self.answers}
