@@ -83,9 +83,9 @@ def compacted(expanded: Sequence[int], placed: Iterable[PlacedImage]) -> list[in
 
 
 def check_agreement(name: str, used: Sequence[int], expanded: Sequence[int]) -> None:
-    """Raise `EngineError` if an engine used other tokens for a prompt with images than the learner will train on."""
+    """Raise `EngineError` if an engine uses other tokens for an image than the learner will train on."""
     if list(used) != list(expanded):
-        problem = f"the engine made {len(used)} tokens of a prompt with images of which the learner has {len(expanded)}"
+        problem = f"the engine made {len(used)} tokens of an image of which the learner has {len(expanded)}"
         raise EngineError(f"{name}: {problem}; the two would not compute the same log-probabilities")
 
 

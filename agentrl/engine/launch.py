@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing import spawn
@@ -19,14 +17,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentrl.config.engine_args import parse_engine_args
 from agentrl.config.model_shape import engine_context, placeholder_ids, trained_positions
-from agentrl.core.images import check_agreement, compacted
-from agentrl.core.protocols import GenerationRequest, Structure
+from agentrl.core.protocols import Structure
 from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.vllm_window import check_vllm
-from agentrl.rollout.images import decoded
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
 from agentrl.weights.vllm_groups import BACKENDS
 
@@ -43,23 +39,6 @@ def placeholders(llm: AsyncLLM) -> tuple[int, ...]:
     """Return the tokens in whose places the model puts what it sees; () if it reads text only."""
     config = llm.model_config
     return placeholder_ids(config.hf_config) if config.is_multimodal_model else ()
-
-
-async def with_images(llm: AsyncLLM, request: GenerationRequest, salt: dict[str, str]) -> Any:
-    """Return the input of a request with images as vLLM's own processor makes it, on a thread of vLLM's.
-
-    vLLM is given the compact prompt, because it would expand an expanded one again without an error.
-
-    Raises:
-        EngineError: If its expanded prompt is not that of the request, which the learner trains on.
-    """
-    images = await asyncio.to_thread(lambda: [decoded(each.image.data, sys.maxsize) for each in request.placed])
-    compact = compacted(request.prompt_ids.tolist(), request.placed)
-    keys = [each.image.key for each in request.placed]
-    prompt = {"prompt_token_ids": compact, "multi_modal_data": {"image": images}, "multi_modal_uuids": {"image": keys}, **salt}
-    (found,) = await llm.renderer.render_cmpl_async([prompt])
-    check_agreement(f"request {request.request_id}", found["prompt_token_ids"], request.prompt_ids.tolist())
-    return found
 
 
 def build(settings: EngineSettings) -> AsyncLLM:

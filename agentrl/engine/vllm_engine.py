@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from agentrl.engine.settings import EngineSettings, prepare_environment, without
 from agentrl.engine.usage import UsageMeter
 from agentrl.engine.vllm_window import stamps_tokens
 from agentrl.weights.digests import DIGESTS, joined
+
+if TYPE_CHECKING:
+    from agentrl.engine.vllm_images import ImagePrompts
 
 
 class VllmEngine(FencedEngine):
@@ -44,7 +47,7 @@ class VllmEngine(FencedEngine):
         super().__init__(settings)
         self._llm: Any = None
         self._make_params: Callable[..., Any]
-        self._with_images: Callable[..., Any]
+        self._images: ImagePrompts
         self._update_info: dict[str, Any] = {}
         self._end_ids: tuple[int, ...] = ()
         self._version = 0  # of the weights that a request finds when it starts
@@ -119,11 +122,12 @@ class VllmEngine(FencedEngine):
     def _load(self) -> None:
         with without_gc():
             from agentrl.engine import launch
+            from agentrl.engine.vllm_images import ImagePrompts
         self._stamps = stamps_tokens()
-        self._make_params, self._with_images = launch.sampling_params, launch.with_images
+        self._make_params = launch.sampling_params
         with without_main():
             self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
-        self._placeholders = launch.placeholders(self._llm)
+        self._placeholders, self._images = launch.placeholders(self._llm), ImagePrompts(self._llm)
 
     async def _sample(self, request: GenerationRequest) -> Generation:
         async with self._gate.request(request.request_id) if self._gate else contextlib.nullcontext():
@@ -155,7 +159,7 @@ class VllmEngine(FencedEngine):
         salt = {"cache_salt": str(self._version)} if self._keep_kv else {}
         prompt: Any = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist(), **salt}
         if request.placed:
-            prompt = await self._with_images(self._llm, request, salt)
+            prompt = await self._images.prompt(request, salt)
         sampling, listener, final, told = request.sampling, request.on_tokens, None, 0
         seed = self._settings.seed if sampling.seed is None else sampling.seed
         budget = min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids))

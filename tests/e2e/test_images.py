@@ -149,8 +149,28 @@ async def test_other_tokens_in_the_engine_are_refused_with_both_lengths(engine: 
     (image,) = await reader.read([picture(1)])
     short = replace(image, token_ids=image.token_ids[1:])
     ids, placed = reader.expand([3, reader.placeholder, 20, 4], [short])
-    with pytest.raises(EngineError, match=f"made {len(ids) + 1} tokens of a prompt with images of which the learner has {len(ids)}"):
-        await Player(engine, reader, "short").sample(0, 0, ids, placed)
+    for _ in range(2):  # the second time the image is known
+        with pytest.raises(
+            EngineError, match=f"made {len(image.token_ids)} tokens of an image of which the learner has {len(short.token_ids)}"
+        ):
+            await Player(engine, reader, "short").sample(0, 0, ids, placed)
+
+
+async def test_vllm_processes_an_image_once_for_all_requests(engine: Engine, reader: ImageReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(engine, VllmEngine):
+        pytest.skip("this engine has no processor of its own")
+    render, prompts = engine._llm.renderer.render_cmpl_async, list[Any]()
+
+    async def counted(asked: list[Any]) -> Any:
+        prompts.extend(asked)
+        return await render(asked)
+
+    monkeypatch.setattr(engine._llm.renderer, "render_cmpl_async", counted)
+    one, two = await reader.read([picture(91), picture(92)])
+    ids, placed = reader.expand([3, reader.placeholder, 20, reader.placeholder, 4], [one, two])
+    found = await asyncio.gather(*(Player(engine, reader, "once").sample(number % 2, number, ids, placed) for number in range(6)))
+    assert [prompt["prompt_token_ids"] for prompt in prompts] == [[reader.placeholder]] * 2
+    assert len({tuple(each.token_ids) for each in found}) == 2  # of two seeds
 
 
 async def test_placeholders_are_never_sampled(engine: Engine, reader: ImageReader) -> None:

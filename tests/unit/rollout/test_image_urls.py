@@ -54,6 +54,12 @@ def test_an_allowed_image_is_fetched_once_and_is_the_same_as_its_file(host: str,
     assert asked == ["/a.png", "/moved", "/a.png"]
 
 
+def test_letters_of_hosts_may_be_large_or_small() -> None:
+    fetcher = ImageFetcher(["Images.Example.com"])
+    assert fetcher.allows("https://images.EXAMPLE.com/a.png")
+    assert not fetcher.allows("https://example.com/a.png")
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from agentrl import AgentInstance, ResetResult, StepResult
+from agentrl.assets import tiny_model_path
 from agentrl.config.images import ImageConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EnvResultError
@@ -30,6 +31,7 @@ from agentrl.engine.fenced import FencedEngine
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.learner.batch import collate
+from agentrl.rollout import images
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.executor_episode import ExecutorEpisode
@@ -105,6 +107,19 @@ async def test_every_form_of_an_image_is_processed_once(reader: ImageReader, tmp
     assert len(found[0].token_ids) == TOKENS
     assert not found[0].tensors["pixel_values"].array.flags.writeable
     assert (await reader.read([picture(6)]))[0].key != found[0].key
+
+
+async def test_the_same_file_is_decoded_once(vision_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, decode, seen = open_reader(vision_model, ImageConfig()), decoded, list[int]()
+    monkeypatch.setattr(images, "decoded", lambda data, most: (seen.append(len(data)), decode(data, most))[1])
+    assert reader is not None
+    for _ in range(3):
+        await reader.read([picture(77)])
+    assert len(seen) == 1
+
+
+def test_a_model_of_text_has_no_reader() -> None:
+    assert open_reader(str(tiny_model_path()), ImageConfig()) is None
 
 
 async def test_prompts_are_expanded_once_and_back(reader: ImageReader) -> None:

@@ -52,6 +52,7 @@ def test_a_chat_has_its_images_where_its_parts_are(codec: TextCodec, reader: Ima
     begin = row["input_ids"].index(int(image.token_ids[0]))
     assert row["input_ids"][begin : begin + count] == image.token_ids.tolist()
     assert row["labels"][begin : begin + count] == [IGNORED] * count
+    assert len(row["labels"]) == len(row["input_ids"])
     assert codec.decode([label for label in row["labels"] if label != IGNORED]) == "red<|end|>blue<|end|>"
     assert row["images"] == PICTURES[:1]
 
