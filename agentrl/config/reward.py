@@ -37,6 +37,9 @@ class RewardConfig:
     """Scores of ``--reward-model`` are cut to this range around 0, after they are normalised and before they are weighted."""
     reward_model_max_tokens: CountOrZero = 0
     """Tokens that a reward model reads; of a longer episode the last ones. 0: the context length of the model."""
+    process_reward_at: Literal["turn", "step"] = "turn"
+    """Token at which the reward of a process reward model is paid: the last of the ``turn``, or the last of its worst ``step``, so that
+    what comes after is not blamed for it."""
     reward_model_workers: Count = 1
     """Processes per reward model; the episodes are divided among them."""
     reward_model_gpus: NonNegative = 1.0

@@ -26,6 +26,7 @@ class ScoreAnswer:
 
     values: tuple[float, ...]
     was_cut: bool = False  # the text was longer than the model reads, and lost its beginning
+    ends: tuple[int, ...] = ()  # of a model that judges steps: characters of each turn up to the end of its worst step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

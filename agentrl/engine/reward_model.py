@@ -50,6 +50,7 @@ class _Row:
     places: list[int]
     was_cut: bool
     images: tuple[ImageInput, ...] = ()
+    ends: tuple[int, ...] = ()  # characters of the turn up to the end of the step that is read at each of `places`
 
 
 class RewardModel:
@@ -135,17 +136,19 @@ class RewardModel:
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreAnswer]:
         """Score texts; their order and their batches change no score but for rounding."""
         rows = [(index, row) for index, request in enumerate(requests) for row in self._rows(request)]
-        values = [0.0] * len(rows)
+        values, worst = [0.0] * len(rows), [0] * len(rows)
         by_length = sorted(range(len(rows)), key=lambda place: len(rows[place][1].ids))  # texts of similar length share a batch
         size = max(1, self._settings.batch_size)
         for batch in (by_length[start : start + size] for start in range(0, len(rows), size)):
-            for place, value in zip(batch, self._forward([rows[place][1] for place in batch]), strict=True):
-                values[place] = value
+            for place, (value, step) in zip(batch, self._forward([rows[place][1] for place in batch]), strict=True):
+                values[place], worst[place] = value, step
         scores: list[list[float]] = [[] for _ in requests]
-        for (index, _), value in zip(rows, values, strict=True):
+        ends: list[list[int]] = [[] for _ in requests]
+        for (index, row), value, step in zip(rows, values, worst, strict=True):
             scores[index].append(value)
+            ends[index] += row.ends[step : step + 1]
         cut = {index for index, row in rows if row.was_cut}
-        return [ScoreAnswer(tuple(own), index in cut) for index, own in enumerate(scores)]
+        return [ScoreAnswer(tuple(own), index in cut, tuple(ends[index])) for index, own in enumerate(scores)]
 
     def _rows(self, request: ScoreRequest) -> list[_Row]:
         if not self._facts.per_step:
@@ -184,12 +187,18 @@ class RewardModel:
     def _steps(self, before: str, turn: str) -> _Row:
         codec = self._loaded()
         turn = turn.removesuffix(codec.decode(codec.turn_end_ids))
-        ids, places = codec.encode_text(before), list[int]()
-        for step in [part for part in turn.split(self._separator) if part.strip()] or [turn]:
-            ids = ids + codec.encode_text(step + self._separator)
+        ids, places, steps, at = codec.encode_text(before), list[int](), list[tuple[str, int]](), 0
+        for part in turn.split(self._separator):
+            at += len(part)
+            steps += [(part, at)] if part.strip() else []
+            at += len(self._separator)
+        steps = steps or [(turn, len(turn))]
+        for part, _ in steps:
+            ids = ids + codec.encode_text(part + self._separator)
             places.append(len(ids) - 1)
         kept, dropped = self._kept(ids)
-        return _Row(kept, [place - dropped for place in places if place >= dropped], dropped > 0)
+        read = [number for number, place in enumerate(places) if place >= dropped]
+        return _Row(kept, [places[number] - dropped for number in read], dropped > 0, ends=tuple(steps[number][1] for number in read))
 
     def _kept(self, ids: list[int]) -> tuple[list[int], int]:
         # The beginning goes, because scores are read at the end.
@@ -201,8 +210,11 @@ class RewardModel:
             raise RuntimeError("the reward model is not loaded")
         return self._codec
 
-    def _forward(self, rows: Sequence[_Row]) -> list[float]:
-        """The score of each row; padding stands behind the text, where a causal model does not see it."""
+    def _forward(self, rows: Sequence[_Row]) -> list[tuple[float, int]]:
+        """The score of each row, and the number of the place where it was read.
+
+        Padding stands behind the text, where a causal model does not see it.
+        """
         import torch
 
         longest = max(len(row.ids) for row in rows)
@@ -218,12 +230,13 @@ class RewardModel:
             hidden = self._model.base_model(input_ids=ids.to(device), attention_mask=mask.to(device), **pixels).last_hidden_state
             return [self._read(hidden[number, row.places]) for number, row in enumerate(rows)]
 
-    def _read(self, hidden: Tensor) -> float:
-        """The score of one row from its hidden states at the places where it is read, [P, H]."""
+    def _read(self, hidden: Tensor) -> tuple[float, int]:
+        """The score of one row from its hidden states at the places where it is read, [P, H], and which place that was."""
         logits = self._model.score(hidden).float()
         if not self._facts.per_step:
-            return float(logits[-1, 0])
-        return float(cast("Tensor", logits.softmax(-1))[:, 1].min())
+            return float(logits[-1, 0]), 0
+        value, step = cast("Tensor", logits.softmax(-1))[:, 1].min(0)
+        return float(value), int(step)
 
 
 def _without_padding(text: str, padding: str | None) -> str:

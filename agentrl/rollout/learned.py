@@ -17,7 +17,7 @@ from agentrl.env.images import lifted
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.penalties import stop_properly
 from agentrl.rollout.settings import EpisodeSettings
-from agentrl.rollout.step_rewards import with_reward
+from agentrl.rollout.step_rewards import with_reward, with_steps
 
 METRIC = "reward_model/"
 """Beginning of the names of the metrics that reward models add to an episode."""
@@ -30,6 +30,7 @@ class _Scored:
     places: tuple[int, ...]
     values: tuple[float, ...]
     was_cut: bool
+    ends: tuple[int, ...] = ()  # of a process reward model, as in `ScoreAnswer`
 
 
 class LearnedRewards:
@@ -68,7 +69,7 @@ class LearnedRewards:
         seconds = time.perf_counter() - start
         judged = list(trajectories)
         for index, by_model in zip(wanted, scored, strict=True):
-            judged[index] = self._rewarded(group_request, trajectories[index], by_model)
+            judged[index] = self._rewarded(group_request, trajectories[index], by_model, codec)
         return tuple(replace(trajectory, timings={**trajectory.timings, "reward_s": seconds}) for trajectory in judged)
 
     async def _score(self, group_request: GroupRequest, trajectory: Trajectory, codec: ChatCodec) -> dict[str, _Scored]:
@@ -81,7 +82,9 @@ class LearnedRewards:
             answers: Sequence[ScoreAnswer] = await asyncio.gather(*(scorer.score(request) for _, request in asked))
             places = [index for part, _ in asked for index in part if not trajectory.turns[index].masked]
             values = [value for answer in answers for value in answer.values]
-            found[name] = _Scored(tuple(places if per_step else places[-1:]), tuple(values), any(answer.was_cut for answer in answers))
+            ends = tuple(end for answer in answers for end in answer.ends)
+            cut = any(answer.was_cut for answer in answers)
+            found[name] = _Scored(tuple(places if per_step else places[-1:]), tuple(values), cut, ends)
         return found
 
     def _request(self, group_request: GroupRequest, turns: Sequence[Turn], part: Sequence[int], codec: ChatCodec) -> ScoreRequest:
@@ -102,9 +105,10 @@ class LearnedRewards:
             messages = (*before, Message(role="assistant", content=answer))
         return ScoreRequest(text=text, spans=tuple(spans), messages=messages, images=images)
 
-    def _rewarded(self, group_request: GroupRequest, trajectory: Trajectory, scored: Mapping[str, _Scored]) -> Trajectory:
+    def _rewarded(self, group_request: GroupRequest, trajectory: Trajectory, scored: Mapping[str, _Scored], codec: ChatCodec) -> Trajectory:
         reward, own = self._settings.reward, self._settings.reward.environment_reward_weight
         rewards = [own * turn.reward for turn in trajectory.turns]
+        steps = [list[tuple[int, float]]() for _ in trajectory.turns]
         metrics, parts = dict(trajectory.metrics), {name: own * value for name, value in trajectory.reward_parts.items()}
         if not self._alone:
             metrics["reward"] = math.fsum(turn.reward for turn in trajectory.turns)
@@ -116,11 +120,17 @@ class LearnedRewards:
             paid = [self._weights[name] * self._punished(value, trajectory) for value in cut]
             for place, value in zip(found.places, paid, strict=True):
                 rewards[place] += value
+            if reward.process_reward_at == "step" and found.ends:
+                for place, end, value in zip(found.places, found.ends, paid, strict=True):
+                    steps[place].append((end, value))
             parts[f"{METRIC}{name}"] = math.fsum(paid)
             metrics[f"{METRIC}{name}"] = math.fsum(found.values) / len(found.values)
             metrics[f"{METRIC}{name}/clipped"] = sum(map(operator.ne, values, cut)) / len(cut)
             metrics[f"{METRIC}{name}/cut"] = float(found.was_cut)
-        turns = tuple(with_reward(turn, value, own) for turn, value in zip(trajectory.turns, rewards, strict=True))
+        turns = tuple(
+            with_steps(with_reward(turn, value, own), more, codec.decode)
+            for turn, value, more in zip(trajectory.turns, rewards, steps, strict=True)
+        )
         total = math.fsum(rewards)
         return replace(
             trajectory,

@@ -43,3 +43,11 @@ def with_reward(turn: Turn, reward: float, share: float) -> Turn:
     """Return a turn with another reward, in which this share of the rewards of its steps is left; the rest is paid at its last token."""
     steps = tuple((place, share * value) for place, value in turn.step_rewards) if share else ()
     return turn if (turn.reward, turn.step_rewards) == (reward, steps) else replace(turn, reward=reward, step_rewards=steps)
+
+
+def with_steps(turn: Turn, step_rewards: Sequence[tuple[int, float]], decode: Callable[[Sequence[int]], str]) -> Turn:
+    """Return a turn in which parts of its reward, which has them already, are paid at the ends of steps; arguments as in `placed`."""
+    if not step_rewards:
+        return turn
+    found = placed(step_rewards, turn.token_ids.tolist(), turn.text, decode, "step_rewards")
+    return replace(turn, step_rewards=(*turn.step_rewards, *found))

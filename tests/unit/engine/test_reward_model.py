@@ -82,8 +82,13 @@ def test_a_process_reward_model_gives_each_turn_the_score_of_its_worst_step(tmp_
             places.append(len(ids) - 1)
         return reference(torch.tensor([ids])).logits[0].softmax(-1)[places[1:], 1].tolist()
 
-    expected = min(probabilities(before, "1+2=3\n", "3+3=7\n")), *probabilities(before + first + between, "no\n")
+    steps = probabilities(before, "1+2=3\n", "3+3=7\n")
+    expected = min(steps), *probabilities(before + first + between, "no\n")
     assert found.values == pytest.approx(expected, abs=1e-5)
+    assert found.ends == ((5, 11)[steps.index(min(steps))], 2)
+    turned = loaded(path).score([ScoreRequest(text=before + "3+3=7\n\n1+2=3", spans=((len(before), len(before) + 12),))])[0]
+    others = probabilities(before, "3+3=7\n", "1+2=3\n")
+    assert turned.ends == ((5, 12)[others.index(min(others))],)
 
 
 def test_another_chat_template_reads_messages_and_refuses_bare_episodes(tmp_path: Path) -> None:

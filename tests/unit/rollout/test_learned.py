@@ -28,8 +28,14 @@ GROUP_REQUEST = GroupRequest(group_id=3, task=TASK, n_samples_per_prompt=1, vers
 class Fixed:
     """A scorer that gives fixed values; an error is raised, and `None` never answered."""
 
-    def __init__(self, *values: float | Exception | None, per_step: bool = False, scale: tuple[float, float] | None = None) -> None:
-        self._values, self._facts = values, ScorerFacts(per_step=per_step, scale=scale)
+    def __init__(
+        self,
+        *values: float | Exception | None,
+        per_step: bool = False,
+        scale: tuple[float, float] | None = None,
+        ends: tuple[int, ...] = (),
+    ) -> None:
+        self._values, self._facts, self._ends = values, ScorerFacts(per_step=per_step, scale=scale), ends
         self.requests: list[ScoreRequest] = []
 
     async def start(self) -> None:
@@ -45,7 +51,7 @@ class Fixed:
                 raise value
             if value is None:
                 await asyncio.Event().wait()
-        return ScoreAnswer(tuple(value for value in self._values if isinstance(value, float)))
+        return ScoreAnswer(tuple(value for value in self._values if isinstance(value, float)), ends=self._ends)
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -112,6 +118,18 @@ async def test_a_process_reward_model_pays_each_turn() -> None:
     assert [turn.reward for turn in found.turns] == [0.5, 1.5]
     assert found.metrics["reward_model/p"] == 0.5
     assert found.model_scores == {"p": (0.25, 0.75)}
+
+
+async def test_a_process_reward_is_paid_at_the_worst_step_if_asked() -> None:
+    scorer = Fixed(0.25, 0.75, per_step=True, ends=(1, 3))
+    found = await judge({"p": scorer}, await played(2), reward_model_weights=(2.0,), process_reward_at="step")
+    assert [turn.reward for turn in found.turns] == [1.5, 2.5]
+    for turn, end, value in zip(found.turns, (1, 3), (0.5, 1.5), strict=True):
+        ((place, paid),) = turn.step_rewards
+        assert paid == value
+        assert len(CODEC.decode(turn.token_ids[: place + 1].tolist())) >= end > len(CODEC.decode(turn.token_ids[:place].tolist()))
+    usual = await judge({"p": scorer}, await played(2), reward_model_weights=(2.0,))
+    assert [turn.step_rewards for turn in usual.turns] == [(), ()]
 
 
 async def test_scores_are_normalised_by_the_group_request_then_clipped_and_counted() -> None:
