@@ -29,6 +29,7 @@ from agentrl.core.process import inner_last
 from agentrl.core.types import Span, Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, StepResult, StepState
 from agentrl.env.directory import CurrentDirectory
+from agentrl.env.images import drawn_images, image_texts, with_texts
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
@@ -206,7 +207,7 @@ class EnvSession:
         """Make the user's object and begin the episode; `EnvError`, `EnvTimeoutError`, `EnvResultError` if user code fails."""
         limit = self._limits.reset_timeout_s
         await self._make(limit)
-        value = await self._method("reset", limit, make_reset_state(task=task, seed=seed))
+        value = await self._prepared(await self._method("reset", limit, make_reset_state(task=task, seed=seed)))
         return self._checked("reset", check_reset, value, task.prompt, named_agents(self._class))
 
     async def _make(self, limit: float) -> None:
@@ -226,8 +227,18 @@ class EnvSession:
         """Give the environment one turn of the model; raises as `reset` does."""
         given = {key: list(item) if isinstance(item, list) else item for key, item in state.get("sampling_params", {}).items()}
         self._stopwatch.begin()
-        value = await self._method("step", self._limits.step_timeout_s, state)
+        value = await self._prepared(await self._method("step", self._limits.step_timeout_s, state))
         return self._checked("step", check_step, value, named_agents(self._class), given)
+
+    async def _prepared(self, value: Any) -> Any:
+        """Return a result whose images are texts, made on a thread, because files of large pictures take long to write."""
+        try:
+            if not (images := drawn_images(value)):
+                return value
+            async with self._threads:
+                return with_texts(value, await self._threads.run(functools.partial(image_texts, images)))
+        except Exception:  # of the user's objects; the check of the result says what is wrong
+            return value
 
     async def snapshot(self, count: int) -> list[Snapshot]:
         """Ask the user's object for its state, as often as it is needed; raises as `reset` does."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -40,6 +41,17 @@ def image_text(image: Any) -> str:
     if hasattr(image, "getbands") and hasattr(image, "save"):
         return _shared(_of_pil(image))
     raise ValueError(f"is no image; {FORMS}")
+
+
+def drawn_images(result: Any) -> Sequence[Any]:
+    """Return the images of a result of user code if some of them are no text yet; none otherwise."""
+    images = result.get("environment_images") if isinstance(result, Mapping) else getattr(result, "images", None)
+    return images if isinstance(images, list | tuple) and not all(isinstance(image, str) for image in images) else ()
+
+
+def with_texts(result: Any, texts: Sequence[str]) -> Any:
+    """Return a result of user code with texts in the places of its images."""
+    return {**result, "environment_images": texts} if isinstance(result, Mapping) else replace(result, images=texts)
 
 
 def image_texts(images: Iterable[Any]) -> tuple[str, ...]:

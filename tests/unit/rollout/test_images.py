@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Message, Status, Task, Trajectory, ints
 from agentrl.engine.fenced import FencedEngine
+from agentrl.env import images as env_images
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.learner.batch import collate
@@ -148,6 +150,27 @@ async def test_an_episode_has_the_expanded_tokens_in_each_turn(codec: ChatCodec)
         check_places("r", turn.prompt_ids, turn.images, [placeholder])
     assert trajectory.turns[0].prompt_text == "<|user|><image><image>Look<|end|><|assistant|>"
     assert [number for number, _ in trajectory.images] == [0, 1, 2]
+
+
+class AsyncPictures(Pictures):
+    """The same, beside the event loop's other work."""
+
+    async def reset(self, state: Any) -> ResetResult:
+        return super().reset(state)
+
+    async def step(self, state: Any) -> Any:
+        result = super().step(state)
+        return {"rewards": result.reward, "environment_feedback": "", "environment_images": list(result.images), "done": True}
+
+
+@pytest.mark.parametrize("env", [Pictures, AsyncPictures])
+async def test_files_of_pictures_are_written_beside_the_event_loop(codec: ChatCodec, monkeypatch: pytest.MonkeyPatch, env: Any) -> None:
+    threads, write = list[int](), env_images._of_array
+    monkeypatch.setattr(env_images, "_of_array", lambda array: (threads.append(threading.get_ident()), write(array))[1])
+    trajectory, _ = await play(env, codec)
+    assert (trajectory.status, trajectory.error) == (Status.FINISHED, None)
+    assert len(threads) >= 2
+    assert threading.get_ident() not in threads
 
 
 async def test_members_share_what_was_made_of_an_image(codec: ChatCodec) -> None:

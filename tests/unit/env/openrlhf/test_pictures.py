@@ -33,8 +33,8 @@ def codec(vision_model: str) -> ChatCodec:
     return made
 
 
-async def play(codec: ChatCodec, task: Task) -> tuple[Trajectory, list[GenerationRequest]]:
-    spec, engine = load_agent(str(FILE)), ScriptedEngine(lambda request: [*codec.encode_text("red"), *codec.turn_end_ids])
+async def play(codec: ChatCodec, task: Task, file: Path = FILE) -> tuple[Trajectory, list[GenerationRequest]]:
+    spec, engine = load_agent(str(file)), ScriptedEngine(lambda request: [*codec.encode_text("red"), *codec.turn_end_ids])
     cls = spec.load()
     await engine.start()
     settings = replace(SETTINGS, is_training=False)
@@ -63,6 +63,17 @@ async def test_pictures_stand_in_the_rendered_prompt_and_in_feedback(codec: Chat
         check_places("r", request.prompt_ids, request.placed, [codec.images.placeholder if codec.images else -1])
     pixels = np.asarray(trajectory.turns[2].images[0].image.tensors["pixel_values"].array) * 127.5 + 127.5
     assert np.abs(pixels - 80).max() < 1
+
+
+async def test_a_prompt_that_reset_changes_has_its_places_already(codec: ChatCodec, tmp_path: Path) -> None:
+    code = FILE.read_text().replace(
+        '{"observation": states["observation"]}', '{"observation": states["observation"].replace("W", "Say w")}'
+    )
+    (tmp_path / "changed.py").write_text(code)
+    task = Task("Which colour?", label="Red", id="one", images=(picture(1),))  # type: ignore[arg-type]
+    trajectory, _ = await play(codec, task, tmp_path / "changed.py")
+    assert (trajectory.error, trajectory.status) == (None, Status.FINISHED)
+    assert trajectory.turns[0].prompt_text == "<|user|><image>Say which colour?<|end|><|assistant|>"
 
 
 async def test_pictures_without_a_place_are_an_error_with_the_task(codec: ChatCodec) -> None:
