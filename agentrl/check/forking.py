@@ -42,7 +42,8 @@ async def _check_fork(context: Context, task: Task, actions: list[str], number: 
         await root.run()
         if root.played.error is not None:
             # An environment whose state cannot be copied says so by an error.
-            context.report.skipped.append(f"snapshots: {root.played.error}")
+            said = str(root.played.error).partition("\n")[0]
+            context.report.skipped.append(f"snapshots: {said}")
             return False
         for copy in copies:
             await copy.run(root)

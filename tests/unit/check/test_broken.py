@@ -194,6 +194,14 @@ def test_nothing_is_found(name: str) -> None:
     assert report.skipped == []
 
 
+def test_an_environment_that_cannot_be_copied_is_not_blamed() -> None:
+    report = checked(spec("bad_snapshot:SaysItCannot"), episodes=1)
+    assert ids(report) == set(), [finding.seen for finding in report.findings]
+    (skipped,) = report.skipped
+    assert skipped.startswith("snapshots: bad_snapshot.py: SaysItCannot.snapshot raised RuntimeError: a connection is open")
+    assert "\n" not in skipped
+
+
 @pytest.mark.parametrize("name", NOTES)
 def test_only_a_note(name: str) -> None:
     report = checked(spec(name))

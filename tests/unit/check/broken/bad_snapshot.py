@@ -49,6 +49,13 @@ class SharesHistory(Copies):
         return {"random": copy.copy(self.random), "answers": self.answers}
 
 
+class SaysItCannot(Copies):
+    """Right: what cannot be copied says so."""
+
+    def snapshot(self):
+        raise RuntimeError("a connection is open")
+
+
 class RestoreRaises(Copies):
     def restore(self, snapshot):
         self.answers = snapshot["history"]
