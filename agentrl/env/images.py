@@ -17,13 +17,15 @@ from agentrl.core.types import Message, Prompt
 
 IMAGE_PARTS = ("image", "image_url", "input_image")
 """Types of the parts of a message that are images."""
+MARK = "<image>"
+"""Place of an image in a text of a data set, whatever placeholder the model has."""
 FORMS = "give a path, a data URL, the bytes of a file, a PIL image or a NumPy array"
 KINDS: Mapping[bytes, str] = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
 """Kinds of image files, by their first bytes."""
 
 
 def image_text(image: Any) -> str:
-    """Return a path or a data URL for an image in any of the forms that user code may give.
+    """Return a path or a data URL for an image in any of the forms that user code may give; of equal texts given, the same object.
 
     Raises:
         ValueError: If it is none, with the problem.
@@ -35,11 +37,11 @@ def image_text(image: Any) -> str:
     if isinstance(image, str | Path):
         return _shared(str(image))
     if isinstance(image, bytes | bytearray | memoryview):
-        return _shared(data_url(bytes(image)))
+        return data_url(bytes(image))
     if isinstance(image, np.ndarray):
-        return _shared(_of_array(image))
+        return _of_array(image)
     if hasattr(image, "getbands") and hasattr(image, "save"):
-        return _shared(_of_pil(image))
+        return _of_pil(image)
     raise ValueError(f"is no image; {FORMS}")
 
 
@@ -125,6 +127,31 @@ def lifted(prompt: Prompt, images: Iterable[Any]) -> tuple[Prompt, list[Any]]:
         place = max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=len(messages) - 1)
         messages[place] = _with_images(messages[place], len(left))
     return messages, ordered or left
+
+
+def with_marked_places(messages: Sequence[Message], count: int) -> list[Message]:
+    """Return messages with parts for images where their texts have ``<image>``, as data sets write it.
+
+    Messages of which none has it, or one has parts, stay as they are. So do those of the assistant.
+
+    Raises:
+        ValueError: If there are more or fewer of these marks than `count` images.
+    """
+    marked = [message.get("role") != "assistant" and isinstance(message.get("content"), str) for message in messages]
+    found = sum(message["content"].count(MARK) for message, may in zip(messages, marked, strict=True) if may)
+    if not count or not found or any(isinstance(message.get("content"), list | tuple) for message in messages):
+        return list(messages)
+    if found != count:
+        raise ValueError(f"the texts have {found} marks {MARK} and there are {count} images")
+    return [_divided(message) if may else message for message, may in zip(messages, marked, strict=True)]
+
+
+def _divided(message: Message) -> Message:
+    """Return a message whose marks are parts for images."""
+    parts: list[Any] = []
+    for number, text in enumerate(message["content"].split(MARK)):
+        parts += [{"type": "image"}] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
+    return {**message, "content": parts if any(part["type"] == "image" for part in parts) else message["content"]}
 
 
 def without_images(prompt: Prompt, images: Iterable[Any]) -> tuple[Prompt, list[Any]]:

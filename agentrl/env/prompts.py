@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError
-from agentrl.core.types import Task
-from agentrl.env.images import image_texts
+from agentrl.core.types import Task, as_messages
+from agentrl.env.images import MARK, image_texts, with_marked_places
 from agentrl.env.responses import PARAMS, chat_of
 
 TABLES = {".csv": ",", ".tsv": "\t"}
@@ -45,6 +45,7 @@ class PromptFormat:
         split_flag: The flag that names the split, for messages.
         input_key: Column with the prompt: text or chat messages; ``a.b`` is the key ``b`` of what stands in the column ``a``.
         label_key: Column with the label, in the same form; without the default column the label is `None`.
+        marks: ``<image>`` in the texts of a prompt with images is the place of one; off for texts that no chat template renders.
         image_key: Column with the images of the prompt, a list of them or one; without it there are none.
         input_template: Text around a plain-text prompt, with ``{}`` in the prompt's place; ``{{`` and ``}}`` mean braces.
         bad: Takes in what is wrong with lines that are none, which are then left out; `None`: the first one is an error.
@@ -56,6 +57,7 @@ class PromptFormat:
     input_key: str = "prompt"
     label_key: str = LABEL_KEY
     image_key: str = "images"
+    marks: bool = True
     input_template: str = ""
     bad: list[str] | None = None
 
@@ -164,7 +166,13 @@ def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -
         prompt = form.input_template.format(prompt)
     # A label stays under the name that its column has, by which reward functions of other systems ask for it.
     rest = {name: value for name, value in row.items() if name not in (key, LABEL_KEY, form.image_key)}
-    return Task(prompt, column(row, form.label_key), metadata=rest, images=_images(row, where, source, form))
+    images = _images(row, where, source, form)
+    try:
+        if images and (form.marks or chat) and MARK in str(prompt):
+            prompt = with_marked_places(as_messages(prompt), len(images))
+    except ValueError as error:
+        raise DataError(form.flag, source, f"{where}: {error}", "Write one for each image.") from error
+    return Task(prompt, column(row, form.label_key), metadata=rest, images=images)
 
 
 def _images(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> tuple[str, ...]:

@@ -100,6 +100,7 @@ def prompt_format(data: DataConfig) -> PromptFormat:
         input_key=data.input_key,
         label_key=data.label_key,
         image_key=data.image_key,
+        marks=data.apply_chat_template,
         input_template=data.input_template,
     )
 

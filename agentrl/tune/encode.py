@@ -96,10 +96,12 @@ class Encoder:
             return self._labelled(example)
         if isinstance(example, Chat):
             branches = self._chat(example)
+            self._check_places([ids for ids, _ in branches], example.images)
             self.counts.branches += max(len(branches) - 1, 0)
             return [row for ids, labels in branches for row in self._fitted_row(ids, labels, example.images)]
         ids, labels = self._steps(example) if isinstance(example, Steps) else self._single(example)
         if isinstance(example, Answer) and example.images:
+            self._check_places([ids], example.images)
             return self._fitted_row(ids, labels, example.images)
         if isinstance(example, Text) and len(ids) > self._max and self._overlong == "split":
             self.counts.split += 1
@@ -129,6 +131,12 @@ class Encoder:
         if len(expanded) > self._max or all(label == IGNORED for label in targets[1:]):
             return self._drop()
         return [{**self._row(expanded, targets), "images": list(used)}]
+
+    def _check_places(self, rows: Sequence[Sequence[int]], images: Sequence[str]) -> None:
+        """Raise `ImageError` if no row has the places of all images, because the chat template leaves some out."""
+        most = max((len(self._places(ids)) for ids in rows), default=len(images))
+        if self._reader is not None and most < len(images):
+            raise ImageError(f"the chat template writes {most} placeholders of images, and there are {len(images)} images")
 
     def _places(self, ids: Sequence[int]) -> list[int]:
         """Return where images stand in compact tokens."""

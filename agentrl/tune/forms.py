@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from agentrl.core.types import Message, Prompt
 from agentrl.rollout.forms import REASONING
 from agentrl.rollout.template import plain_text
-from agentrl.tune.row_images import Row, RowError, is_list, parts_of, with_images
+from agentrl.tune.row_images import Row, RowError, is_list, parts_of, with_images, with_role
 from agentrl.tune.settings import (
     DialogueDataConfig,
     LabelledDataConfig,
@@ -223,32 +223,17 @@ def _prompt(row: Row, data: TuneDataConfig) -> tuple[Prompt, tuple[str, ...]]:
     return messages, images
 
 
-ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
-"""Roles of the ShareGPT form -> ours; ``function_call`` is a message of the assistant whose value is the JSON of its calls."""
-
-
 def _messages(value: Any, key: str, *, images: bool = False) -> list[Message]:
     """Return chat messages, also those of the ShareGPT form (``from`` and ``value``), and with `images` those with parts for images."""
     if not is_list(value) or not value:
         raise RowError(key, f"is no list of messages: {_shown(value)}")
     found: list[Message] = []
     for index, item in enumerate(value):
-        if isinstance(item, Mapping) and "from" in item and "value" in item:
-            item = _from_sharegpt(item, index, key)
+        item = with_role(item, index, key)
         if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
             raise RowError(key, f"holds no message with role and content at place {index}: {_shown(item)}")
         found.append(_message(item, index, key, images=images))
     return found
-
-
-def _from_sharegpt(item: Mapping[str, Any], index: int, key: str) -> dict[str, Any]:
-    role, value = item["from"], item["value"]
-    if role != "function_call":
-        return {"role": ROLES.get(role, role), "content": value}
-    try:
-        return {"role": "assistant", "tool_calls": json.loads(value) if isinstance(value, str) else value}
-    except ValueError as error:
-        raise RowError(key, f"holds a function_call that is not JSON, at place {index}: {error}") from error
 
 
 def _message(item: Mapping[str, Any], index: int, key: str, *, images: bool) -> Message:

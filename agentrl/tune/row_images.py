@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.core.types import Message
-from agentrl.env.images import IMAGE_PARTS, image_texts, lifted
+from agentrl.env.images import IMAGE_PARTS, image_texts, lifted, with_marked_places
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -22,6 +23,8 @@ class RowError(ValueError):
 def with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
     """Return a prompt or a chat with places for its images, those of the columns ``images`` or ``image`` among them, and all images.
 
+    Places are parts of messages, or ``<image>`` in their texts; without any the images come first in the last message of the user.
+
     Args:
         value: Text, or a list of messages; as it is if there are no images.
         row: The row that it is of.
@@ -35,7 +38,9 @@ def with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
     if not given and not any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts):
         return value, ()
     try:
-        prompt, found = lifted([Message(role="user", content=value)] if isinstance(value, str) else value, given)
+        asked = [Message(role="user", content=value)] if isinstance(value, str) else value
+        chat = [with_role(item, place, key) for place, item in enumerate(asked)]
+        prompt, found = lifted(with_marked_places(chat, len(given)), given)
         return prompt, image_texts(found)
     except (KeyError, TypeError, ValueError) as error:
         raise RowError(key, f"has images that cannot be used: {error}") from error
@@ -45,6 +50,27 @@ def parts_of(message: Row) -> Sequence[Any]:
     """Return the parts of a message; none if its content is text."""
     content: Any = message.get("content")
     return content if is_list(content) else ()
+
+
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
+"""Roles of the ShareGPT form -> ours; ``function_call`` is a message of the assistant whose value is the JSON of its calls."""
+
+
+def with_role(item: Any, index: int, key: str) -> Any:
+    """Return a message of the ShareGPT form (``from`` and ``value``) with role and content; anything else as it is.
+
+    Raises:
+        RowError: If it is a call that is not JSON.
+    """
+    if not (isinstance(item, Mapping) and "from" in item and "value" in item):
+        return item
+    role, value = item["from"], item["value"]
+    if role != "function_call":
+        return {"role": ROLES.get(role, role), "content": value}
+    try:
+        return {"role": "assistant", "tool_calls": json.loads(value) if isinstance(value, str) else value}
+    except ValueError as error:
+        raise RowError(key, f"holds a function_call that is not JSON, at place {index}: {error}") from error
 
 
 def is_list(value: Any) -> bool:

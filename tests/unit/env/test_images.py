@@ -14,7 +14,7 @@ from PIL import Image
 from agentrl import StepResult, Task
 from agentrl.core.errors import DataError, EnvResultError
 from agentrl.core.types import Message
-from agentrl.env.images import image_text, lifted
+from agentrl.env.images import image_text, lifted, with_marked_places
 from agentrl.env.results import check_step
 from agentrl.env.tasks import checked
 
@@ -84,3 +84,17 @@ def test_more_or_fewer_images_than_parts_are_refused(count: int) -> None:
     chat = [Message(role="user", content=[{"type": "image"}])]
     with pytest.raises(ValueError, match=f"1 parts for images and there are {count} images"):
         lifted(chat, ["a.png"] * count)
+
+
+def test_marks_in_texts_are_the_places_of_images() -> None:
+    said = (("user", "<image>One<image>"), ("assistant", "an <image>"), ("user", "Two"))
+    chat = [Message(role=role, content=content) for role, content in said]
+    image, text = {"type": "image"}, {"type": "text", "text": "One"}
+    assert with_marked_places(chat, 2) == [{"role": "user", "content": [image, text, image]}, *chat[1:]]
+    assert with_marked_places(chat[1:], 2) == chat[1:]
+    assert with_marked_places(chat, 0) == chat  # nothing but a text
+    parts = [Message(role="user", content=[image]), *chat]
+    assert with_marked_places(parts, 1) == parts
+    for count in (1, 3):
+        with pytest.raises(ValueError, match=f"2 marks <image> and there are {count} images"):
+            with_marked_places(chat, count)

@@ -218,3 +218,13 @@ def test_images_of_a_row_are_those_of_its_task(tmp_path: Path) -> None:
 def test_what_is_no_image_is_refused_by_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 2: column 'images', number 1 is no image.*--image-key"):
         read(jsonl(tmp_path, '{"prompt": "a", "images": []}\n{"prompt": "b", "images": ["a.png", 3]}\n'))
+
+
+def test_marks_of_a_prompt_with_images_are_their_places(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '{"prompt": "A <image> here", "images": ["a.png"]}\n{"prompt": "B <image>"}\n')
+    one, two = read(path)
+    parts = [{"type": "text", "text": "A "}, {"type": "image"}, {"type": "text", "text": " here"}]
+    assert (one.prompt, two.prompt) == ([{"role": "user", "content": parts}], "B <image>")
+    assert read(path, marks=False)[0].prompt == "A <image> here"
+    with pytest.raises(DataError, match="line 1: the texts have 1 marks <image> and there are 2 images"):
+        read(jsonl(tmp_path, '{"prompt": "A <image> here", "images": ["a.png", "b.png"]}\n'))

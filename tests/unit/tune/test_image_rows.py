@@ -74,6 +74,27 @@ def test_batches_have_the_pixels_of_all_rows_in_order(codec: TextCodec, reader: 
     assert "pixels" not in Collator(0, reader)([{"input_ids": [1, 2], "labels": [1, 2]}])
 
 
+def test_marks_and_the_form_of_sharegpt_say_where_images_are(codec: TextCodec, reader: ImageReader) -> None:
+    marked = [{"role": "user", "content": "<image>What?"}, *CHAT[1:]]
+    names = {"user": "human", "assistant": "gpt"}
+    shared = [{"from": names[message["role"]], "value": message["content"]} for message in marked]
+    plain, *others = [encoded(codec, reader, {"messages": chat, "images": PICTURES[:1]})[0] for chat in (CHAT, marked, shared)]
+    assert others == [plain, plain]
+    (conversations,) = encoded(codec, reader, {"conversations": shared, "images": PICTURES[:1]})
+    assert conversations == plain
+    with pytest.raises(RowError, match="1 marks <image> and there are 2 images"):
+        dialogue({"messages": marked, "images": PICTURES}, SftDataConfig())
+
+
+def test_a_template_that_leaves_images_out_is_refused(codec: TextCodec, reader: ImageReader, vision_model: str) -> None:
+    tokenizer = load_tokenizer(vision_model)
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ '<image>' }}", "")
+    blind = TextCodec(tokenizer)
+    for row in ({"messages": CHAT, "images": PICTURES[:1]}, {"prompt": "What?", "completion": "red", "image": PICTURES[0]}):
+        with pytest.raises(DataError, match="the chat template writes 0 placeholders of images, and there are 1 images"):
+            encoded(blind, reader, row)
+
+
 def test_a_row_whose_images_do_not_fit_is_left_out_whole(codec: TextCodec, reader: ImageReader) -> None:
     (row,) = encoded(codec, reader, {"messages": CHAT, "images": PICTURES[:1]})
     with pytest.raises(DataError, match="leaves no row"):
