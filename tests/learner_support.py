@@ -101,6 +101,19 @@ def make_groups(count: int = 4, members: int = 3, *, seed: int = 0, version: int
     return tuple(groups)
 
 
+def cut_short(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The groups with the first episode of each cut by a limit with an observation unread, and the second cut without one."""
+    nothing = ints([])
+    unread = Turn(prompt_ids=ints([5, 6, 7]), token_ids=nothing, logprobs=floats([]), versions=nothing, finish_reason=FinishReason.ABORTED)
+
+    def changed(group: Group) -> Group:
+        first, second, *others = group.trajectories
+        cut = [replace(first, status=Status.TRUNCATED, unread=unread), replace(second, status=Status.TRUNCATED)]
+        return replace(group, trajectories=(*cut, *others))
+
+    return tuple(map(changed, groups))
+
+
 def with_experts(groups: tuple[Group, ...], *, layers: int, experts: int, seed: int = 0) -> tuple[Group, ...]:
     """The groups with two random experts for each token and layer, as an engine would record them; shared prompts have the same."""
     rng = np.random.default_rng(seed)

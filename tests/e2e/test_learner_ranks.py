@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 from agentrl.core.protocols import Membership
 from tests.group_support import Engine, sender
-from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings, write_model
+from tests.learner_support import CollectingSender, cut_short, gradients, largest_difference, make_groups, make_settings, write_model
 from tests.ports import free_ports
 
 GROUPS = make_groups(5, 3, seed=1)
@@ -53,7 +53,7 @@ def train(name: str, model: str, out: Path, *, rank: int = 0, world_size: int = 
     learner.start(rank, world_size, port)
     metrics: dict[str, float] = {}
     for step in range(2):
-        metrics = dict(learner.train(step, *make_groups(5, 3, seed=step, version=step)).metrics)
+        metrics = dict(learner.train(step, *cut_short(make_groups(5, 3, seed=step, version=step))).metrics)
     learner.export_weights(2)
     learner.save_model(str(out / name))
     learner.close()

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from agentrl.config.algorithm import bootstraps
-from agentrl.core.types import FinishReason, Group, Status, Turn, floats, ints
 from agentrl.learner.batch import collate
 from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.layout import Layout, one_row_bundles
 from agentrl.learner.learner import LearnerRank
-from tests.learner_support import CollectingSender, algorithm, make_groups, make_settings
+from tests.learner_support import CollectingSender, algorithm, cut_short, make_groups, make_settings
 
-UNREAD = Turn(prompt_ids=ints([5, 6, 7]), token_ids=ints([]), logprobs=floats([]), versions=ints([]), finish_reason=FinishReason.ABORTED)
-
-
-def cut_groups() -> tuple[Group, ...]:
-    """Three episodes a group: the first was cut with an observation unread, the second with none, the third ended."""
-
-    def changed(group: Group) -> Group:
-        first, second, *others = group.trajectories
-        cut = [replace(first, status=Status.TRUNCATED, unread=UNREAD), replace(second, status=Status.TRUNCATED)]
-        return replace(group, trajectories=(*cut, *others))
-
-    return tuple(changed(group) for group in make_groups(3, 3, seed=4))
+GROUPS = cut_short(make_groups(3, 3, seed=4))
+"""Three episodes a group: the first was cut with an observation unread, the second with none, the third ended."""
 
 
 def test_rows_of_episodes_that_were_cut_go_on_to_the_state_of_the_cut() -> None:
-    batch = collate(cut_groups())
+    batch = collate(GROUPS)
     longer = with_cuts(batch)
     assert longer.num_actions == batch.num_actions + 6
     last = {episode: row for row, episode in enumerate(batch.row_episode.tolist())}
@@ -48,7 +36,7 @@ def test_rows_of_episodes_that_were_cut_go_on_to_the_state_of_the_cut() -> None:
 
 
 def test_values_of_cuts_are_told_apart_from_those_of_tokens() -> None:
-    batch = collate(cut_groups())
+    batch = collate(GROUPS)
     longer = with_cuts(batch)
     # The place of each action token in its row, plus 1000 for the row; those of cuts come last in theirs.
     numbers = torch.cat([1000.0 * row + torch.arange(float(count)) for row, count in enumerate(longer.row_actions.tolist())])
@@ -74,7 +62,7 @@ def rank(model: str, **changes: Any) -> LearnerRank:
 
 def values_at_cuts(learner: LearnerRank) -> torch.Tensor:
     """What its critic gives for the whole text of each episode that was cut, one row at a time. # [E]."""
-    batch = collate(cut_groups())
+    batch = collate(GROUPS)
     longer = with_cuts(batch)
     micro = Layout(longer).micro_batch(one_row_bundles(longer), packed=False)
     with torch.no_grad():
@@ -85,11 +73,11 @@ def values_at_cuts(learner: LearnerRank) -> torch.Tensor:
 def test_targets_of_cut_episodes_grow_by_the_value_of_the_cut(tiny_model: str, layout: dict[str, Any]) -> None:
     """With lambda 1 and no discount the target of every token is what was earned from it on, and the value of the cut."""
     mean: dict[bool, float] = {}
-    episode = collate(cut_groups()).episode
+    episode = collate(GROUPS).episode
     for on in (True, False):
         started = rank(tiny_model, learner=layout, algo={"advantage_estimator": "gae", "bootstrap_truncated": on})
         at_cut = values_at_cuts(started)
-        metrics = started.train(0, *cut_groups()).metrics
+        metrics = started.train(0, *GROUPS).metrics
         started.close()
         mean[on] = metrics["value/return_mean"]
         assert metrics.get("value/at_cut") == (pytest.approx(float(at_cut.sum()) / 6, rel=1e-4) if on else None)
