@@ -11,11 +11,13 @@ import pytest
 from PIL import Image
 
 from agentrl import ModelEndpoint, Task
+from agentrl.config.images import ImageConfig
 from agentrl.core.images import check_places
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Status
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.image_urls import ImageFetcher
+from agentrl.rollout.images import open_reader
 from tests.image_support import picture, reader_of
 from tests.unit.rollout.endpoint.support import caller, play_one
 
@@ -93,6 +95,30 @@ async def test_another_screenshot_is_another_history(codec: ChatCodec) -> None:
     _, trajectory = await play_one(run, "red", codec=codec)
     assert [turn.fresh for turn in trajectory.turns] == [False, False, True, False]
     assert len({turn.images[0].image.key for turn in trajectory.turns if turn.images}) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (ImageConfig(max_images=1), "2 images are more than 1 (--max-images)"),
+        (ImageConfig(max_image_pixels=4095), "64 x 64 pixels, more than 4,095 (--max-image-pixels)"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+async def test_limits_of_images_hold_in_every_dialect(vision_model: str, path: str, limits: ImageConfig, words: str) -> None:
+    few, seen = ChatCodec(load_tokenizer(vision_model)), list[Any]()
+    few.images = open_reader(vision_model, limits)
+
+    async def run(task: Task, llm: ModelEndpoint) -> float:
+        async with caller(llm) as client:
+            answer = await client.post(path, json=body(path, [asks(path, "One", 1), asks(path, "Two", 2)]))
+            seen.append((answer.status_code, answer.text))
+        return 1.0
+
+    stage, _ = await play_one(run, "red", codec=few)
+    assert seen[0][0] == 400
+    assert words in seen[0][1]
+    assert not stage.engine.requests
 
 
 async def test_a_screenshot_at_an_address_of_a_named_host_is_fetched(codec: ChatCodec, monkeypatch: pytest.MonkeyPatch) -> None:
