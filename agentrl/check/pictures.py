@@ -32,12 +32,12 @@ async def check_pictures(context: Context) -> None:
     if context.report.has("nondeterministic", "group-differs"):
         return
     where = (seen[0].images or ("reset", 0))[0]
+    policy = _right_answers(context)
+    if policy is None:  # wrong answers alone may end every episode of a game at its first picture
+        context.report.skipped.append("whether pictures matter: no right answer is known, by a label or solve")
+        return
     if len({played.task.id for played in seen}) >= MIN_TASKS // 2 and _all_alike(seen):
         context.found("images-idle", where, f"the same pictures in each of {len(seen)} episodes")
-        return
-    policy = _right_answers(context)
-    if policy is None:
-        context.report.skipped.append("whether pictures matter: no right answer is known, by a label or solve")
         return
     pairs = await _exchanged(context, policy)
     if any(other.reward < own.reward - SAME or other.score < own.score - SAME for own, other in pairs):
