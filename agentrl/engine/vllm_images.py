@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vllm.inputs.engine import mm_input
-
 from agentrl.core.images import ImageInput, check_agreement
 from agentrl.core.protocols import GenerationRequest
 from agentrl.rollout.images import CACHE_BYTES, decoded
@@ -54,13 +52,14 @@ class ImagePrompts:
             check_agreement(f"request {request.request_id}", one.token_ids, each.image.token_ids.tolist())
         places = [replace(one.place, offset=each.place + one.place.offset) for each, one in zip(request.placed, made, strict=True)]
         self._forget()
-        return mm_input(
-            request.prompt_ids.tolist(),
-            {MODALITY: [one.item for one in made]},
-            {MODALITY: [one.hash for one in made]},
-            {MODALITY: places},
-            cache_salt=salt.get("cache_salt"),
-        )
+        return {
+            "type": "multimodal",
+            "prompt_token_ids": request.prompt_ids.tolist(),
+            "mm_kwargs": {MODALITY: [one.item for one in made]},
+            "mm_hashes": {MODALITY: [one.hash for one in made]},
+            "mm_placeholders": {MODALITY: places},
+            **salt,
+        }
 
     async def _image(self, image: ImageInput) -> _Made:
         """Return an image as vLLM's processor makes it; requests that need it at the same time share the work."""

@@ -33,7 +33,7 @@ FILES = [
 ]
 DATA = {"dictionary_form": DataConfig(prompts=str(ROOT / "examples" / "reverse.jsonl"), input_key="question", label_key="answer")}
 PACKAGES = {"reasoning": "reasoning_gym", "blackjack": "gymnasium", "frozen_lake": "gymnasium", "langgraph_agent": "langgraph"}
-MODELS = {"shapes": "tiny-vision", "picture_grid": "tiny-vision"}
+MODELS = {"shapes": "tiny-vision", "picture_grid": "tiny-vision", "pictures": "tiny-vision"}
 FAILING = [f"bad_results:{name}" for name in ("NeedsArguments", "ResetRaises", "GymnasiumTuple", "RewardKeyMisspelt", "DoneIsText")]
 """Environments in which every episode fails."""
 
