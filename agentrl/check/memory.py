@@ -24,6 +24,8 @@ EPISODES = 10
 LEAK_BYTES = 4 * KIB
 """Bytes that an episode adds in each round, if they count as a leak."""
 ROUND_S = 1.0
+TIMED = 3
+"""Episodes that are timed first; the fastest says whether there is time for all, since the first ones fill caches."""
 FRAMES = 12
 _ELSEWHERE = (str(Path(__file__).parents[1]), f"{sysconfig.get_path('stdlib')}/", "<")
 
@@ -33,9 +35,7 @@ async def check_memory(context: Context) -> None:
     longest = max(context.good(), key=lambda played: len(played.turns), default=None)
     if longest is None or not on_linux() or context.report.has(*LEAKS):  # what leaks holds memory, too
         return
-    begin = time.monotonic()
-    await _play(context, longest, 1)
-    took = time.monotonic() - begin
+    took = min([await _duration(context, longest) for _ in range(TIMED)])
     if took * EPISODES > ROUND_S or took * EPISODES * ROUNDS > context.left(0.5):
         context.report.skipped.append(f"memory: {NO_TIME}" if took * EPISODES <= ROUND_S else f"memory: an episode takes {took:.2f} s")
         return
@@ -50,6 +50,13 @@ async def check_memory(context: Context) -> None:
     grown = (sizes[-1] - sizes[SETTLING - 1]) / EPISODES / (ROUNDS - SETTLING)
     place = await _place(context, longest)
     context.found("leaks-memory", "close", f"{grown / KIB:.0f} KiB more with each of {EPISODES * (ROUNDS - SETTLING)} episodes{place}")
+
+
+async def _duration(context: Context, longest: CheckedEpisode) -> float:
+    """Return the seconds that one episode takes."""
+    begin = time.monotonic()
+    await _play(context, longest, 1)
+    return time.monotonic() - begin
 
 
 def held_bytes() -> int:

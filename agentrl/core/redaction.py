@@ -10,7 +10,7 @@ HIDDEN = "***"
 COLUMNS = frozenset(
     {
         *("input", "label", "curriculum", "prompt", "messages", "completion", "output", "text"),
-        *("quality", "chosen", "rejected", "margin", "steps"),
+        *("quality", "chosen", "rejected", "margin", "steps", "image"),
     }
 )
 """Names before ``-key`` that are columns of a data set: ``--label-key answer`` holds no credential."""

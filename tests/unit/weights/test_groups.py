@@ -206,7 +206,7 @@ def test_a_member_that_hangs_is_lost_at_the_deadline() -> None:
             await play.publish(2)
         assert play.made[0].holds == digest(weights(2))
         await play.until(lambda: play.pool.metrics()["engine/live"] == 2)
-        assert play.made[2].holds == digest(weights(2))
+        assert play.made[-1].holds == digest(weights(2))  # on a busy machine it may be the second that was started
 
     play.run(scene)
     assert members(play)[1:3] == [(2, ("engine-0", "engine-1")), (2, ("engine-0",))]
