@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from agentrl import ResetResult, ResetState, Sandbox, SandboxSpec, StepResult, StepState, Task, ToolEnv
 
@@ -234,6 +234,7 @@ async def passed(repository: Repository, module: str) -> int:
 class Swe(ToolEnv):
     """A repository with a bug, two tools, and a reward by hidden tests."""
 
+    prompt: ClassVar[str] = PROMPT
     tool_timeout_s = COMMAND_S + 20.0
     on_tool_failure = "raise"
 
@@ -247,9 +248,9 @@ class Swe(ToolEnv):
         """Repositories of other seeds."""
         return [cls._task(FIRST_EVAL_SEED + number) for number in range(NUM_EVAL)]
 
-    @staticmethod
-    def _task(seed: int) -> Task:
-        return Task(PROMPT.format(module=make_repository(seed).module), id=f"swe-{seed}", seed=seed)
+    @classmethod
+    def _task(cls, seed: int) -> Task:
+        return Task(cls.prompt.format(module=make_repository(seed).module), id=f"swe-{seed}", seed=seed)
 
     @classmethod
     async def try_solution(cls, task: Task, *, solved: bool) -> float:
@@ -312,8 +313,22 @@ class Swe(ToolEnv):
         right = float(count == len(self._repository.tests))
         return StepResult(right, terminated=True, score=right, info={"passed": count / len(self._repository.tests)})
 
+    def solve(self, state: StepState) -> str:
+        """Read the module, repair it and say so, for `agentrl check` and for demonstrations."""
+        made = self._repository
+        if state.turn == 0:
+            return call("bash", f"cat {made.module}")
+        lines = zip(made.wrong.splitlines(), made.right.splitlines(), strict=True)
+        wrong, right = next((before, after) for before, after in lines if before != after)
+        return call("edit", made.module, wrong.strip(), right.strip()) if state.turn == 1 else f"{made.module} is repaired."
+
     async def close(self) -> None:
         """End the sandbox, whatever happened."""
         if hasattr(self, "_stack"):
             await self._stack.aclose()
         await super().close()
+
+
+def call(tool: str, *arguments: str) -> str:
+    """Return a call with arguments in their order."""
+    return json.dumps({"tool": tool, "args": arguments}, separators=(",", ":"))

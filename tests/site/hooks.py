@@ -12,7 +12,6 @@ import html
 import json
 import posixpath
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,8 @@ SECTIONS = {
 
 
 def on_config(config: Any) -> Any:
-    """Name headings as GitHub does, so that links to them hold in both places, and the version in the title of every page."""
+    """Name headings as GitHub does, so that links to them hold in both places."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
-    config.site_name = f"agentrl {tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']['version']}"
     return config
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ def request(*images: ImageInput) -> GenerationRequest:
 
 
 def prompts_of(renderer: Renderer) -> ImagePrompts:
-    theirs: Any = renderer
-    return ImagePrompts(theirs)
+    llm: Any = SimpleNamespace(renderer=renderer)
+    return ImagePrompts(llm)
 
 
 async def test_prompts_are_put_together_of_images_that_are_made_once() -> None:
