@@ -20,7 +20,7 @@ from agentrl.api.scaling import answer_requests
 from agentrl.api.storage import storage_sign
 from agentrl.certify.before import refuse_wrong
 from agentrl.cluster.build import device, load_environment, model_path
-from agentrl.cluster.runtime import Runtime, learner_beside, make_runtime, pool_of
+from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make_runtime, pool_of
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
@@ -41,6 +41,7 @@ from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
 from agentrl.env.tasks import TaskSource
+from agentrl.evaluation.apart import evaluations_apart
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
@@ -310,6 +311,7 @@ async def _train(
     evaluations = open_evaluations(config, questions, pool, learner, tracker, resumed=bool(begin.progress.step), report=report)
     if config.training.eval_at_start and not begin.progress.step:
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
+    hook = evaluations_apart(config, evaluations, evaluators_of(runtime, pool))
     sizes = {"every": config.training.save_every, "num_steps": config.training.num_steps, "keep": config.training.keep_checkpoints}
     checkpoints = Checkpoints(run_dir, learner, config=to_json(config), uploads=uploads, **sizes)
 
@@ -321,7 +323,7 @@ async def _train(
             tasks=tasks,
             observer=tracker,
             keep=group_filter(config),
-            after_step=[evaluations, *([past] if past else [])],
+            after_step=[hook, *([past] if past else [])],
             progress=begin.progress,
             repeat=repeated_tasks(tasks, begin.progress),
             checkpoints=checkpoints,

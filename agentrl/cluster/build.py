@@ -221,15 +221,17 @@ def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = N
 
 def _sender(config: TrainConfig, rank: int, on: Device, host: str) -> WeightSender:
     from agentrl.weights.cuda import GroupSender
-    from agentrl.weights.sender import AdapterSender, SharedMemorySender
+    from agentrl.weights.sender import AdapterSender, SharedMemorySender, never
 
     kind, lora, weights = weight_transport(config.engine, config.weights, on), config.lora, config.weights
+    run = config.training
+    held = run.evaluates_after if run.eval_engines else never
     if weights.publish == "adapter":
         from agentrl.engine.adapters import SPARE_ADAPTERS
 
-        return AdapterSender(rank=lora.lora_rank, alpha=lora.lora_alpha, kept=config.flow.staleness + 1 + SPARE_ADAPTERS)
+        return AdapterSender(rank=lora.lora_rank, alpha=lora.lora_alpha, kept=config.flow.staleness + 1 + SPARE_ADAPTERS, held=held)
     if kind == "shm":
-        return SharedMemorySender(_weights_folder(config))
+        return SharedMemorySender(_weights_folder(config), held)
     bucket_bytes, timeout_s, workers = weights.weight_bucket_mib * 2**20, weights.publish_timeout_s, config.engine.gpus_per_engine
     return GroupSender(kind, workers=workers, host=host, rank=rank, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
 

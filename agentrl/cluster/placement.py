@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.config.engine_rules import needed_gpus
+from agentrl.config.engine_rules import FEWER_GPUS, needed_gpus, num_engines
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ConfigError
 
@@ -15,7 +15,7 @@ class Placement:
     """Resource bundles, and which actor sits in which."""
 
     bundles: tuple[Mapping[str, float], ...]  # resources of each bundle, in Ray's form
-    engine_bundles: tuple[int, ...]  # bundle index of each engine
+    engine_bundles: tuple[int, ...]  # bundle index of each engine, those of ``--eval-engines`` last
     learner_bundles: tuple[int, ...]  # bundle index of each learner rank
     gpus_per_engine: float  # GPUs (or the share of one) an engine asks for
     gpus_per_rank: float  # GPUs (or the share of one) a learner rank asks for
@@ -59,7 +59,7 @@ def plan(config: PlaySettings, *, gpus: int) -> Placement:
     Raises:
         ConfigError: If there are some GPUs, but too few.
     """
-    engines, ranks, parallel = config.engine.num_engines, num_ranks(config), config.engine.gpus_per_engine
+    engines, ranks, parallel = num_engines(config), num_ranks(config), config.engine.gpus_per_engine
     shared = gpus > 0 and isinstance(config, TrainConfig) and config.weights.colocate
     if gpus == 0:
         bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
@@ -86,13 +86,13 @@ def plan(config: PlaySettings, *, gpus: int) -> Placement:
 def _require(config: PlaySettings, gpus: int) -> None:
     needed, judges = needed_gpus(config), num_scorers(config) * config.reward.reward_model_gpus
     if needed > gpus:
-        engines = f"{config.engine.num_engines} engines x {config.engine.gpus_per_engine} GPUs"
+        engines = f"{num_engines(config)} engines x {config.engine.gpus_per_engine} GPUs"
         others = f"{num_ranks(config)} learner ranks" + (f" and reward models with {judges:g} GPUs" if judges else "")
         raise ConfigError(
             "--num-engines",
             config.engine.num_engines,
             f"{engines} and {others} need {needed:g} GPUs, there are {gpus}",
-            "Lower --num-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, or share GPUs with --colocate.",
+            FEWER_GPUS,
         )
 
 

@@ -23,7 +23,7 @@ from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack,
 from agentrl.cluster.placement import Placement, free_places, num_ranks, num_scorers, plan, shortage
 from agentrl.cluster.ray_environment import set_environment
 from agentrl.cluster.reaper import MARK, Reaper
-from agentrl.config.engine_rules import needed_gpus, num_front_ends
+from agentrl.config.engine_rules import needed_gpus, num_engines, num_front_ends
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import AgentRLError, ClusterError, ConfigError
 from agentrl.core.process import LOOPBACK, num_gpus
@@ -71,8 +71,13 @@ class RayRuntime:
 
     @property
     def workers(self) -> Sequence[RolloutWorker]:
-        """One handle per engine."""
-        return list(self._workers.values())
+        """One handle per engine that generates for training."""
+        return [worker for index, worker in self._workers.items() if not self._is_apart(index)]
+
+    @property
+    def evaluators(self) -> Sequence[RolloutWorker]:
+        """One handle per engine of ``--eval-engines``."""
+        return [worker for index, worker in self._workers.items() if self._is_apart(index)]
 
     @property
     def learner(self) -> Learner:
@@ -183,7 +188,7 @@ class RayRuntime:
         self._reaper = Reaper(self._folder)
         front_ends = num_front_ends(self._config)
         per_engine = 1 + (front_ends if front_ends > 1 else 0)
-        actors = self._config.engine.num_engines * per_engine + num_ranks(self._config) + num_scorers(self._config)
+        actors = num_engines(self._config) * per_engine + num_ranks(self._config) + num_scorers(self._config)
         from ray._private import services
 
         # A session of their own: `timeout` and a closed terminal send signals to the whole group, and the run still needs its cluster.
@@ -311,6 +316,9 @@ class RayRuntime:
             more["runtime_env"] = {"env_vars": traveling_environment(self._config, self._device)}
         # Never restarted by Ray: a new engine must load the live weights before it gets a group (`Supervision`).
         return {"num_cpus": 1.0, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
+
+    def _is_apart(self, index: int) -> bool:
+        return self._config.engine.num_engines <= index < num_engines(self._config)
 
     async def _find_block(self, name: str) -> str:
         """Return where user code blocks a worker."""

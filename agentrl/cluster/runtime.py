@@ -21,6 +21,7 @@ from agentrl.core.scoring import Scorer
 from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
 from agentrl.env.isolation.leftovers import Leftovers
+from agentrl.flow.apart import ApartPool
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.turns import TimeSharedLearner
@@ -37,6 +38,11 @@ class Runtime(Protocol):
     @property
     def workers(self) -> Sequence[RolloutWorker]:
         """One handle per engine."""
+        ...
+
+    @property
+    def evaluators(self) -> Sequence[RolloutWorker]:
+        """One handle per engine of ``--eval-engines``; none if evaluations run on the others."""
         ...
 
     @property
@@ -107,6 +113,11 @@ class LocalRuntime:
     def workers(self) -> Sequence[RolloutWorker]:
         """The only worker."""
         return [self._worker] if self._worker else []
+
+    @property
+    def evaluators(self) -> Sequence[RolloutWorker]:
+        """Return none: one process has one engine."""
+        return ()
 
     @property
     def learner(self) -> Learner:
@@ -244,7 +255,14 @@ class ThreadedLearner:
 
 def pool_of(runtime: Runtime) -> RolloutPool:
     """Return the rollout workers of a started runtime as one."""
-    return RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+    workers = {f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}
+    return RolloutPool(workers, runtime.supervision, next_index=len(workers) + len(runtime.evaluators))
+
+
+def evaluators_of(runtime: Runtime, trained: RolloutPool) -> ApartPool | None:
+    """Return the engines of ``--eval-engines`` of a started runtime, which take their weights from `trained`; `None` without any."""
+    workers = {f"engine-{index}": worker for index, worker in enumerate(runtime.evaluators, len(runtime.workers))}
+    return ApartPool(workers, trained, runtime.supervision) if workers else None
 
 
 def learner_beside(pool: RolloutPool, runtime: Runtime, config: TrainConfig, *, version: int = 0) -> Learner:

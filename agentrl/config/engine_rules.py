@@ -20,6 +20,11 @@ def num_front_ends(config: PlaySettings) -> int:
     return 1 if asked == "auto" else asked
 
 
+def num_engines(config: PlaySettings) -> int:
+    """Return the engines of ``--num-engines`` and ``--eval-engines`` together."""
+    return config.engine.num_engines + (config.training.eval_engines if isinstance(config, TrainConfig) else 0)
+
+
 def _local_runtime_is_single(config: PlaySettings) -> None:
     if config.run.runtime != "local":
         return
@@ -28,6 +33,9 @@ def _local_runtime_is_single(config: PlaySettings) -> None:
     for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", ranks), ("--rollout-workers-per-engine", workers)):
         if value > 1:
             raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
+    if isinstance(config, TrainConfig) and config.training.eval_engines:
+        value = config.training.eval_engines
+        raise ConfigError("--eval-engines", value, "--runtime local runs one engine in one process", "Use --runtime ray.")
 
 
 def _shared_engines_fit(config: TrainConfig) -> None:
@@ -44,6 +52,8 @@ def _budgets_fit(config: PlaySettings) -> None:
 
 
 ENGINES = ("auto", "vllm", "transformers")
+FEWER_GPUS = """Lower --num-engines, --eval-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, \
+or share GPUs with --colocate."""
 
 
 def _engine_is_known(config: PlaySettings) -> None:
@@ -77,7 +87,7 @@ def _device_is_there(config: PlaySettings) -> None:
 
 def needed_gpus(config: PlaySettings) -> float:
     """Return the GPUs that engines, learner ranks and reward models take where there are some."""
-    engines, ranks, reward = config.engine.num_engines * config.engine.gpus_per_engine, 0, config.reward
+    engines, ranks, reward = num_engines(config) * config.engine.gpus_per_engine, 0, config.reward
     if isinstance(config, TrainConfig):
         ranks, engines = config.learner.num_learners, 0 if config.weights.colocate else engines
     return engines + ranks + len(reward.reward_model) * reward.reward_model_workers * reward.reward_model_gpus
@@ -89,7 +99,7 @@ def share_only_gpu(config: TrainConfig) -> TrainConfig:
     That is on a machine with one GPU, and in one process (``--runtime local``). In an asynchronous run both stay in its memory, as they
     do with an engine of one's own, which may not know how to sleep.
     """
-    single = config.engine.num_engines * config.engine.gpus_per_engine == config.learner.num_learners == 1
+    single = num_engines(config) * config.engine.gpus_per_engine == config.learner.num_learners == 1
     gpus = 0 if config.run.ray_address else num_gpus(config.run.device)
     if not single or not gpus or num_front_ends(config) > 1 or (gpus > 1 and config.run.runtime != "local"):
         return config
@@ -101,8 +111,7 @@ def _gpus_are_enough(config: PlaySettings) -> None:
     gpus = 0 if config.run.ray_address or config.run.runtime == "local" else num_gpus(config.run.device)
     if gpus and needed_gpus(config) > gpus:
         problem = f"engines, learner ranks and reward models need {needed_gpus(config):g} GPUs, and this machine has {gpus}"
-        remedy = "Lower --num-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, or share GPUs with --colocate."
-        raise ConfigError("--num-engines", config.engine.num_engines, problem, remedy)
+        raise ConfigError("--num-engines", config.engine.num_engines, problem, FEWER_GPUS)
 
 
 def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:

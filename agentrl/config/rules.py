@@ -91,7 +91,18 @@ def _eval_flags_have_an_evaluation(config: TrainConfig) -> None:
     refuse_set(config.eval, (), "has no effect without evaluations", "Add --eval-every N.")
 
 
-EVAL_RULES: tuple[Callable[[TrainConfig], None], ...] = (_best_is_measured, _eval_flags_have_an_evaluation)
+def _eval_engines_have_evaluations(config: TrainConfig) -> None:
+    engines = config.training.eval_engines
+    if not engines:
+        return
+    if not config.training.eval_every:
+        raise ConfigError("--eval-engines", engines, "has no effect without evaluations between steps", "Add --eval-every N.")
+    if config.weights.colocate:
+        problem = "gives engines GPUs of their own, and with --colocate every GPU is that of a learner rank"
+        raise ConfigError("--eval-engines", engines, problem, "Leave out one of the two.")
+
+
+EVAL_RULES: tuple[Callable[[TrainConfig], None], ...] = (_best_is_measured, _eval_flags_have_an_evaluation, _eval_engines_have_evaluations)
 
 
 def _limits_have_processes(config: PlaySettings) -> None:

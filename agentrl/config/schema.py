@@ -116,9 +116,16 @@ class TrainingConfig:
     """Steps between two evaluations during training; the last step gets one too. 0: none."""
     eval_at_start: Annotated[bool, ResumeMayChange] = False
     """Evaluate once before the first step as well."""
+    eval_engines: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Engines of their own for evaluations, beside those of ``--num-engines``: each evaluation begins there with the weights of its step,
+    and neither the learner nor the other engines wait for it. 0: evaluations run on the engines that generate for training."""
     keep_best: Annotated[str, ResumeMayChange] = ""
     """Figure by which the best model is kept in ``RUN_DIR/best``: ``eval/score``, ``eval/reward``, ``eval/pass@1``, or one kind's,
     ``eval/score/hard``; higher is better. Empty: none is kept."""
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return True if there is an evaluation after `step` steps."""
+        return bool(self.eval_every) and (step % self.eval_every == 0 or step == self.num_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

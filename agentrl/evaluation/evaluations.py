@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -213,6 +214,13 @@ class Evaluations:
         self._every, self._num_steps, self._max_failure_rate = every, num_steps, max_failure_rate
         self._run_dir, self._observer, self._report = run_dir, observer, report
 
+    def on(self, pool: RolloutPool, num_engines: int) -> Evaluations:
+        """Return the same evaluations on other workers, of which there are `num_engines`."""
+        other = copy(self)
+        other._pool = pool
+        other._settings = replace(self._settings, engine=replace(self._settings.engine, num_engines=num_engines))
+        return other
+
     def due(self, step: int) -> bool:
         """Return True if there is an evaluation after `step` steps."""
         return bool(self._every) and (step % self._every == 0 or step == self._num_steps)
@@ -227,8 +235,17 @@ class Evaluations:
             return {}
         if not self.beside:
             return await self._at(point, None)
-        point.beside(partial(self._at, point, await self._best.write() if self._best is not None else None))
+        point.beside(partial(self._at, point, await self.write_model()))
         return {}
+
+    async def write_model(self) -> Path | None:
+        """Write the model that the learner holds, for `evaluate` to keep if it proves to be the best; `None` if none is kept."""
+        return await self._best.write() if self._best is not None else None
+
+    def discard(self, written: Path | None) -> None:
+        """Remove what `write_model` wrote, unless it is the best model."""
+        if self._best is not None and written is not None:
+            self._best.discard(written)
 
     async def _at(self, point: SafePoint, written: Path | None) -> dict[str, float]:
         """Evaluate the weights of a step as soon as they are live; `written` is removed, unless it is the best model."""
@@ -236,8 +253,7 @@ class Evaluations:
             await point.until_live()
             return await self.evaluate(point.step, lambda summary, done, total: point.progress(), written)
         finally:
-            if self._best is not None and written is not None:
-                self._best.discard(written)
+            self.discard(written)
 
     async def evaluate(self, step: int, on_group: OnGroup | None = None, written: Path | None = None) -> dict[str, float]:
         """Evaluate the weights of `step`, which are live and stay so; `written` has the model if the learner may hold another by then.
@@ -257,7 +273,8 @@ class Evaluations:
         assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.run.seed)
         if self._run_dir is not None:
             log_evaluation(self._run_dir / "evaluations.jsonl", step, assessment, seconds, outcomes)
-        metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
+        metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()}
+        metrics |= {"eval/seconds": seconds, "eval/step": float(step)}
         metrics |= await self._keep(step, metrics, written)
         # Last, because a callback may ask for the end of the run, which cancels what an evaluation still has to do.
         await self._observer.notify(EvaluationEnd(step=step, metrics=metrics, seconds=seconds, text=evaluation_line(assessment)))

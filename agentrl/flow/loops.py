@@ -269,11 +269,15 @@ async def _after_step(run: RunState, step: int, tasks: TaskGroup) -> None:
     The learner goes on with the next step while `tasks` do what the hooks left for that.
     """
     works: list[Work] = []
+
+    def apart(work: Work) -> None:
+        tasks.start_soon(_apart, run, work, name=f"apart since step {step}")
+
     if not run.stopped:
         with anyio.CancelScope() as run.hooks:
             for hook in run.after_step:
                 run.board.waiting("train", f"{getattr(hook, '__qualname__', type(hook).__name__)} after step {step}")
-                run.notes.setdefault(step, {}).update(await hook(run.safe_point(step, works)) or {})
+                run.notes.setdefault(step, {}).update(await hook(run.safe_point(step, works, apart)) or {})
                 run.board.progress()
         run.hooks = None
     if works:
@@ -294,6 +298,20 @@ async def _beside(run: RunState, step: int, works: list[Work]) -> None:
             run.board.progress()
     run.beside = None
     run.hooked.advance(step)
+
+
+async def _apart(run: RunState, work: Work) -> None:
+    """Do work that no step waits for; given up if the run is stopped.
+
+    Consumes and produces what the hook says. Waits for engines of its own, never for a loop; the end of the run waits for it.
+    """
+    with anyio.CancelScope() as scope:
+        run.apart.add(scope)
+        try:
+            if not run.stopped:
+                await work()
+        finally:
+            run.apart.discard(scope)
 
 
 async def publish(run: RunState) -> None:

@@ -34,10 +34,10 @@ class RolloutPool:
 
     Without `supervision` the first loss of a worker is an error. With it, and while `supervise` runs, the groups of a lost worker
     run again on others, from their beginning and under the same seeds, and it is replaced; its successor is given no group before
-    it holds the current weights. Workers may then also join and leave.
+    it holds the current weights. Workers may then also join and leave; `next_index` is the number of the first that joins.
     """
 
-    def __init__(self, workers: Mapping[str, RolloutWorker], supervision: Supervision | None = None) -> None:
+    def __init__(self, workers: Mapping[str, RolloutWorker], supervision: Supervision | None = None, *, next_index: int = 0) -> None:
         if not workers:
             raise ValueError("a pool needs at least one rollout worker")
         self._slots = {name: WorkerSlot(name, worker) for name, worker in workers.items()}
@@ -45,15 +45,15 @@ class RolloutPool:
         self._supervision = supervision
         self._supervisor: TaskGroup | None = None  # while `supervise` runs
         self._joining: dict[str, anyio.CancelScope] = {}  # workers that are being started, beside those of the slots
-        self._names = (f"engine-{index}" for index in itertools.count(len(workers)))
-        self._update: WeightUpdate | None = None
+        self._names = (f"engine-{index}" for index in itertools.count(next_index or len(workers)))
+        self.update: WeightUpdate | None = None  # the latest publication; `None` before the first
         self._loading = asyncio.Lock()  # weights are loaded by `publish` or into a new worker, never by both at once
         self._changed = anyio.Event()
         self._rerun = 0
         self._published: Callable[[], Awaitable[None]] | None = None
         self._starting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self._serving: Callable[[RolloutWorker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()
-        self._exports: Exports | None = None
+        self.exports: Exports | None = None  # where workers take weights together
         self._group: tuple[int, list[tuple[str, RolloutWorker]]] = (0, [])  # epoch of the latest membership, and its members
 
     def take_turns(
@@ -67,7 +67,7 @@ class RolloutPool:
 
     def form_groups(self, exports: Exports) -> None:
         """Have workers take weights together, from `exports`."""
-        self._exports = exports
+        self.exports = exports
 
     def membership(self) -> Membership:
         """Return the workers that the next publication is for; a change of them since the last call begins another epoch."""
@@ -77,6 +77,11 @@ class RolloutPool:
             epoch += 1
         self._group = (epoch, present)
         return Membership(epoch, tuple(name for name, _ in present))
+
+    def next_epoch(self) -> int:
+        """Return the number of a membership of other engines; the next publication is for a group that is formed anew."""
+        self._group = (self._group[0] + 1, [])
+        return self._group[0]
 
     @property
     def load(self) -> dict[str, int]:
@@ -111,9 +116,9 @@ class RolloutPool:
         """
         try:
             async with self._loading:
-                self._update = update
-                if update.members is not None and self._exports is not None:
-                    await self._publish_together(update, self._exports)
+                self.update = update
+                if update.members is not None and self.exports is not None:
+                    await self._publish_together(update, self.exports)
                 else:
                     slots = [slot for slot in self._slots.values() if slot.ready]
                     answers = await asyncio.gather(*(self._load(update, slot.worker) for slot in slots), return_exceptions=True)
@@ -122,8 +127,8 @@ class RolloutPool:
                 await self._published()
             await self._least_loaded()
         finally:
-            if self._exports is not None:  # not before a worker holds the weights: until then a new one may need them
-                self._exports.ended()
+            if self.exports is not None:  # not before a worker holds the weights: until then a new one may need them
+                self.exports.ended()
 
     async def _publish_together(self, update: WeightUpdate, exports: Exports) -> None:
         """Load weights in a group of all members; a group that loses one is formed anew of the others."""
@@ -131,7 +136,7 @@ class RolloutPool:
         while (members := self.membership()).engines and tries:
             slots = [self._slots[name] for name in members.engines]
             if update.members != members:
-                update = self._update = await exports.again(update.version, members)
+                update = self.update = await exports.again(update.version, members)
             workers = {slot.name: slot.worker for slot in slots}
             answers = await load_together(workers, partial(self._load, update), exports.abandon_weights)
             given_up = {name for name, answer in answers.items() if isinstance(answer, TransferAbandonedError)}
@@ -363,19 +368,18 @@ class RolloutPool:
 
     async def _bring_up(self, slot: WorkerSlot, worker: RolloutWorker) -> None:
         """Put a new worker into its slot once it holds the current weights, or to wait for the next; `_loading` is held."""
-        update = self._update
+        update = self.update
         if update is None:
             slot.fill(worker)
-        elif update.members is None or self._exports is None:
+        elif update.members is None or self.exports is None:
             self._fill(slot, worker, update.version, await self._load(update, worker))
         else:
-            members = Membership(self._group[0] + 1, (slot.name,))
-            self._group = (members.epoch, [])
-            async with self._serving(worker), self._exports.alone(update.version, members) as own:
+            members = Membership(self.next_epoch(), (slot.name,))
+            async with self._serving(worker), self.exports.alone(update.version, members) as own:
                 if own is None:
                     slot.wait(worker)
                 else:
-                    answers = await load_together({slot.name: worker}, partial(self._load, own), self._exports.abandon_weights)
+                    answers = await load_together({slot.name: worker}, partial(self._load, own), self.exports.abandon_weights)
                     self._fill(slot, worker, update.version, answers[slot.name])
 
     def _fill(self, slot: WorkerSlot, worker: RolloutWorker, wanted: int, answer: int | BaseException) -> None:

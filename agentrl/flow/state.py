@@ -58,6 +58,7 @@ class SafePoint:
     until_live: Callable[[], Awaitable[None]]  # waits until these weights are those of every worker; they stay so until hook and work end
     progress: Callable[[], None]  # to be called now and then by what takes long, so that the run is not thought to hang
     beside: Callable[[Work], None]  # takes work to be done beside the next step; its figures are added to the metrics of this step
+    apart: Callable[[Work], None]  # takes work that no step waits for, only the end of the run; nobody takes what it returns
 
 
 Work: TypeAlias = Callable[[], Awaitable[Mapping[str, float] | None]]
@@ -128,6 +129,7 @@ class RunState:
         self.hooks: anyio.CancelScope | None = None  # the hooks after a step while they run; train
         self.beside: anyio.CancelScope | None = None  # what they left to be done beside the next step, while it runs; train
         self.beside_step = -1  # the step whose hooks left that last; train
+        self.apart: set[anyio.CancelScope] = set()  # what hooks left to be done apart from the steps, while it runs; train
         self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
 
     def close(self) -> None:
@@ -140,6 +142,8 @@ class RunState:
 
         Groups are still admitted until `train` ends, so that the accounts of the last step are those of a run that goes on.
         """
+        for apart in self.apart:
+            apart.cancel()
         if self.training_over:
             return
         self.stopped, self.stop_reason = True, reason
@@ -174,9 +178,9 @@ class RunState:
         """Version of every worker's weights."""
         return self.live.value
 
-    def safe_point(self, step: int, works: list[Work]) -> SafePoint:
+    def safe_point(self, step: int, works: list[Work], apart: Callable[[Work], None]) -> SafePoint:
         """Return what hooks are given after `step` steps; what they leave to be done beside the next step is added to `works`."""
-        return SafePoint(step, lambda: self.live.until(step), self.board.progress, works.append)
+        return SafePoint(step, lambda: self.live.until(step), self.board.progress, works.append, apart)
 
     def describe(self) -> str:
         """Return the place of every group, for a diagnosis."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
+from agentrl.config.engine_rules import num_engines
 from agentrl.config.model_shape import ModelShape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
@@ -79,8 +80,8 @@ class Plan:
     @property
     def gpus(self) -> int:
         """GPUs that the settings ask for."""
-        engine, ranks = self.config.engine, self.config.learner.num_learners
-        return ranks if self.config.weights.colocate else ranks + engine.num_engines * engine.gpus_per_engine
+        ranks = self.config.learner.num_learners
+        return ranks if self.config.weights.colocate else ranks + num_engines(self.config) * self.config.engine.gpus_per_engine
 
     @property
     def host_bytes(self) -> float:
@@ -170,6 +171,7 @@ def divide(config: TrainConfig, shape: ModelShape, hardware: Hardware, given: Co
     if shared:
         engines = engines or max(1, (ranks or gpus) // width)
         return changed(config, num_engines=engines, num_learners=ranks or engines * width)
+    gpus -= config.training.eval_engines * width
     ranks = ranks or max(1, gpus - engines * width if engines else gpus // 2)
     return changed(config, num_engines=engines or max(1, (gpus - ranks) // width), num_learners=ranks)
 

@@ -21,7 +21,8 @@ def plan_lines(plan: Plan, work: Workload) -> list[str]:
     lines = [
         f"{shape.model_type}: {shape.parameters / 1e9:.2f}e9 parameters{active}{about}",
         f"{counted(engine.num_engines, 'engine')} of {counted(engine.gpus_per_engine, 'GPU')} {how} "
-        f"{counted(learner.num_learners, 'learner rank')} with ZeRO-{learner.zero_stage}",
+        f"{counted(learner.num_learners, 'learner rank')} with ZeRO-{learner.zero_stage}"
+        + (f", and {counted(config.training.eval_engines, 'engine')} for evaluations" if config.training.eval_engines else ""),
         f"micro-batches of {learner.micro_batch_tokens:,} tokens, gradient checkpointing {switch}",
         "",
         f"learner rank 0, GiB of {gpu / GIB:.0f}",

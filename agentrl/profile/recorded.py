@@ -137,6 +137,10 @@ def draw_like(episodes: Sequence[RecordedEpisode]) -> DrawGroup:
     return draw
 
 
+SHORT_WAIT = 0.05
+"""Share of a step that a wait for an evaluation may be of, in a step that tells of the run's pace."""
+
+
 def paced(metrics: Sequence[Row], max_staleness: int) -> list[Row]:
     """Return the steps whose length tells of the run's pace: not the first, which fill the queue, and none after an evaluation.
 
@@ -144,24 +148,40 @@ def paced(metrics: Sequence[Row], max_staleness: int) -> list[Row]:
     """
     steps = [row for row in metrics if row.get("step") and row.get("time/step_s") is not None]
     first = min(max_staleness + 1, len(steps) // 3)
+    if any("eval/engines" in row for row in metrics):  # engines of their own: only a wait makes a step longer
+        return [row for row in steps[first:] if row.get("eval/wait_s", 0.0) <= SHORT_WAIT * row["time/step_s"]]
     evaluated = {row["step"] for row in metrics if "eval/tasks" in row}
     evaluated |= {row["step"] for row in metrics if "eval/wait_s" in row}
     return [row for row in steps[first:] if row["step"] - 1 not in evaluated]
 
 
 def evaluation_times(metrics: Sequence[Row]) -> Mapping[str, float]:
-    """Return ``count``, and mean ``seconds`` and ``wait_s``, those for which the learner waited, of evaluations between two steps."""
+    """Return ``count``, and means, of evaluations between two steps.
+
+    These are ``seconds``, and ``wait_s``, those for which the learner waited. With engines of their own also ``engines``, and ``used``, the
+    share of the run's time in which these evaluated.
+    """
     last = max((row["step"] for row in metrics), default=0)
-    between = [row["step"] for row in metrics if "eval/tasks" in row and 0 < row["step"] < last]
-    took = {row["step"]: float(row.get("eval/seconds") or 0.0) for row in metrics}
+    evaluated = [row for row in metrics if "eval/tasks" in row and row["step"]]
+    between = [row for row in evaluated if row["step"] < last]
     waited = {row["step"]: float(row["eval/wait_s"]) for row in metrics if "eval/wait_s" in row}
     if not between:
         return {}
-    return {
+
+    def waits(row: Row) -> float:
+        if "eval/engines" not in row:
+            return waited.get(row["step"] + 1, float(row.get("eval/seconds") or 0.0))
+        return sum(waited.get(step, 0.0) for step in {row["eval/step"] + 1, row["step"] + 1})
+
+    times = {
         "count": float(len(between)),
-        "seconds": statistics.fmean(took[step] for step in between),
-        "wait_s": statistics.fmean(waited.get(step + 1, took[step]) for step in between),
+        "seconds": statistics.fmean(float(row.get("eval/seconds") or 0.0) for row in between),
+        "wait_s": statistics.fmean(map(waits, between)),
     }
+    if not (apart := [row for row in evaluated if "eval/engines" in row]):
+        return times
+    busy_s, run_s = sum(float(row["eval/seconds"]) for row in apart), max(float(row.get("time_s") or 0.0) for row in metrics)
+    return {**times, "engines": float(apart[-1]["eval/engines"]), "used": busy_s / run_s if run_s else 0.0}
 
 
 def _played(key: tuple[Any, ...], parts: Sequence[Row]) -> RecordedEpisode | None:

@@ -99,6 +99,8 @@ def _evaluations(times: Mapping[str, float]) -> list[tuple[str, str]]:
     text = (
         f"{seconds(times['seconds'])} each, for {seconds(times['wait_s'])} of which the learner waited; {times['count']:.0f} between steps"
     )
+    if "engines" in times:
+        text += f"; {counted(int(times['engines']), 'engine')} of their own, used for {times['used']:.0%} of the time"
     return [("evaluations", text)]
 
 

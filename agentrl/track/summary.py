@@ -77,7 +77,7 @@ class SummaryBuilder(Callback):
             return
         self._latest = metrics
         if "eval/tasks" in metrics:
-            self._evaluations[int(metrics["step"])] = self._latest
+            self._evaluations[int(metrics.get("eval/step", metrics["step"]))] = self._latest
         self.rewards.append(metrics["reward/mean"])
         if "score/mean" in metrics:
             self._scores.append(metrics["score/mean"])

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -54,18 +54,24 @@ class WeightSender(Protocol):
         """Release what is held for engines; safe to call twice."""
 
 
+def never(version: int) -> bool:
+    """Name no version to be held."""
+    return False
+
+
 class SharedMemorySender:
     """Writes each version as one safetensors file into a directory under `root`, which is shared memory if it is not given.
 
     A file appears under its name only when it is complete. The version before it stays until the one after it is sent,
-    for engines that are started again meanwhile. The directory is readable by this user alone, is removed on `close` or
-    at exit, and one that a killed process left behind is removed by the next sender.
+    for engines that are started again meanwhile, and so does the latest version that `held` names. The directory is
+    readable by this user alone, is removed on `close` or at exit, and one that a killed process left behind is removed
+    by the next sender.
     """
 
     every_rank = False
 
-    def __init__(self, root: Path | None = None) -> None:
-        self._root = root or memory_root()
+    def __init__(self, root: Path | None = None, held: Callable[[int], bool] = never) -> None:
+        self._root, self._held = root or memory_root(), held
         self._directory: Path | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
 
@@ -79,8 +85,10 @@ class SharedMemorySender:
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
         directory = self._prepared()
         files = sorted(directory.glob("*.safetensors"))
+        held = [file for file in files if self._held(int(file.stem))]
         for old in files[:-1]:
-            old.unlink()
+            if old not in held[-1:]:
+                old.unlink()
         target = directory / f"{version:012d}.safetensors"
         _write(tensors, target)
         return WeightUpdate(version=version, transport="shm", payload={"update": {"path": str(target)}})
@@ -109,13 +117,15 @@ class SharedMemorySender:
 class AdapterSender(SharedMemorySender):
     """Writes each version of a low-rank adapter as a directory in the form of peft, which vLLM loads beside the initial model.
 
-    The latest `kept` versions stay, because vLLM may read one again that a request still uses. `rank` and `alpha` are those of the adapter.
+    The latest `kept` versions stay, because vLLM may read one again that a request still uses, and so does the latest that `held` names.
+    `rank` and `alpha` are those of the adapter.
     """
 
-    def __init__(self, *, rank: int, alpha: int, kept: int, root: Path | None = None) -> None:
-        super().__init__(root)
+    def __init__(self, *, rank: int, alpha: int, kept: int, root: Path | None = None, held: Callable[[int], bool] = never) -> None:
+        super().__init__(root, held)
         self._rank, self._alpha, self._kept = rank, alpha, kept
         self._count = 0
+        self._held_target: Path | None = None
 
     def send(self, named_tensors: NamedTensors, version: int, members: Membership | None = None) -> WeightUpdate:
         """Write the adapter, given under the names that peft has in its files.
@@ -127,13 +137,16 @@ class AdapterSender(SharedMemorySender):
         directory = self._prepared()
         self._count += 1
         for old in sorted(directory.glob("adapter-*"))[: -self._kept + 1 or None]:
-            shutil.rmtree(old)
+            if old != self._held_target:
+                shutil.rmtree(old)
         target = directory / f"adapter-{self._count:012d}"  # a version may be sent again with other weights
         target.mkdir()
         layers = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors})
         settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self._rank, "lora_alpha": self._alpha, "target_modules": layers}
         (target / CONFIG_FILE).write_text(json.dumps(settings), encoding="utf-8")
         _write(tensors, target / WEIGHTS_FILE)
+        if self._held(version):
+            self._held_target = target
         return WeightUpdate(version=version, transport="adapter", payload={"path": str(target)})
 
 

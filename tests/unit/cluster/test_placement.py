@@ -6,9 +6,12 @@ import pytest
 
 from agentrl.cluster import ray_actors
 from agentrl.cluster.placement import free_places, plan, shortage
+from agentrl.cluster.ray_runtime import RayRuntime
+from agentrl.cluster.runtime import evaluators_of, pool_of
 from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import WeightUpdate
 
@@ -33,6 +36,30 @@ def test_engines_and_ranks_apart() -> None:
     placement = plan(config(parallel=2), gpus=6)
     assert sum(bundle["GPU"] for bundle in placement.bundles) == 6
     assert placement.gpus_per_engine == 2
+
+
+def test_engines_for_evaluations_have_places_of_their_own() -> None:
+    apart = changed(config(parallel=2), eval_engines=1)
+    placement = plan(apart, gpus=8)
+    assert (placement.engine_bundles, placement.learner_bundles) == ((0, 1, 2), (3, 4))
+    assert sum(bundle["GPU"] for bundle in placement.bundles) == 8
+    with pytest.raises(ConfigError, match=r"3 engines x 2 GPUs and 2 learner ranks need 8 GPUs, there are 7.*--eval-engines"):
+        plan(apart, gpus=7)
+    assert plan(apart, gpus=0).engine_bundles == (0, 1, 2)
+
+
+def test_handles_of_engines_for_evaluations_are_apart() -> None:
+    runtime = RayRuntime(changed(config(), eval_engines=2), lambda stage: None)
+    runtime._workers = {index: f"worker {index}" for index in range(5)}  # the last has joined
+    assert list(runtime.workers) == ["worker 0", "worker 1", "worker 4"]
+    assert list(runtime.evaluators) == ["worker 2", "worker 3"]
+    runtime._workers.pop(4)
+    trained = pool_of(runtime)
+    apart = evaluators_of(runtime, trained)
+    assert apart is not None
+    assert (list(trained.load), list(apart.load)) == (["engine-0", "engine-1"], ["engine-2", "engine-3"])
+    assert next(trained._names) == "engine-4"
+    assert evaluators_of(RayRuntime(config(), lambda stage: None), trained) is None
 
 
 def test_colocated_pairs_share_a_gpu() -> None:

@@ -20,11 +20,14 @@ from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import check_directory
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Task
+from agentrl.evaluation.apart import EvaluationsApart
 from agentrl.evaluation.best import Best, BestModel, read_best
 from agentrl.evaluation.evaluations import Evaluations, eval_settings, open_evaluations
 from agentrl.flow import RunResult, train
+from agentrl.flow.apart import ApartPool
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.state import StopRequest
+from agentrl.flow.state import AfterStep, StopRequest
+from agentrl.flow.worker_slots import Supervision
 from agentrl.track.index import read_index
 from tests.unit.flow.fakes import (
     Recorder,
@@ -86,6 +89,8 @@ class Scene:
     resumed: bool = False
     recorded: int = 0
     beside: bool = False
+    evaluators: list[Worker] = field(default_factory=list)  # engines of their own for evaluations
+    supervision: Supervision | None = None  # of these
     hooks: list[Any] = field(default_factory=list)  # further ones, after the evaluations
     workers: list[Worker] = field(default_factory=lambda: [Worker()])
     learner: Learner = field(default_factory=Learner)
@@ -115,9 +120,15 @@ class Scene:
             learner=self.learner,
             tasks=endless_tasks(),
             observer=self.observer,
-            after_step=[evaluations, *self.hooks],
+            after_step=[self.apart(evaluations, pool), *self.hooks],
             stop=self.stop,
         )
+
+    def apart(self, evaluations: Evaluations, pool: RolloutPool) -> AfterStep:
+        if not self.evaluators:
+            return evaluations
+        workers = {f"engine-{i}": worker for i, worker in enumerate(self.evaluators, len(self.workers))}
+        return EvaluationsApart(evaluations, ApartPool(workers, pool, self.supervision), num_engines=len(workers), num_steps=self.num_steps)
 
     def run(self) -> RunResult:
         return run_virtual(self.go)

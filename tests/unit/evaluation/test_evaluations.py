@@ -92,3 +92,14 @@ def test_the_live_display_prints_evaluations_above_itself() -> None:
     display.on_evaluation_end(ended(5, "reward 0.500; 3 tasks"))
     display.close()
     assert "reward 0.500; 3 tasks" in stream.getvalue()
+
+
+@pytest.mark.anyio
+async def test_a_row_with_the_figures_of_an_earlier_step_counts_for_that_step(
+    tmp_path: Path, metrics: Callable[..., dict[str, float]]
+) -> None:
+    tracker = tracker_of(tmp_path, io.StringIO())
+    figures = {"eval/tasks": 1.0, "eval/reward": 0.75, "eval/step": 1.0, "eval/engines": 1.0}
+    await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
+    await tracker.notify(StepEnd(step=2, metrics=metrics(2, **figures)))
+    assert (await tracker.finish())["eval"]["last"] == {"step": 1, "reward": 0.75}

@@ -16,6 +16,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.profile.memory import GIB, host_bytes, offloaded_bytes
 from agentrl.profile.plan import Hardware, Workload, divide, machine_bytes, make_plan, step_seconds
+from agentrl.profile.plan_text import plan_lines
 from agentrl.profile.search import KEPT, remedies
 from agentrl.profile.speed import Range
 
@@ -56,6 +57,16 @@ def test_too_many_gpus_and_too_narrow_engines_are_named() -> None:
         changed(TrainConfig(), num_engines=1, num_learners=8, gradient_checkpointing=True), find_shape(SEVEN), EIGHT, Workload()
     )
     assert one_more.problems == ["engines and learner ranks need 9 GPUs, and there are 8"]
+
+
+def test_engines_for_evaluations_take_gpus() -> None:
+    shape = find_shape(SEVEN)
+    given = changed(TrainConfig(), num_engines=1, num_learners=8, gradient_checkpointing=True)
+    apart = changed(given, eval_every=5, eval_engines=2)
+    assert make_plan(apart, shape, EIGHT, Workload()).gpus == make_plan(given, shape, EIGHT, Workload()).gpus + 2
+    divided = divide(changed(TrainConfig(), eval_every=5, eval_engines=2), shape, EIGHT)
+    assert divided.engine.num_engines + divided.learner.num_learners == 6
+    assert "and 2 engines for evaluations" in " ".join(plan_lines(make_plan(apart, shape, EIGHT, Workload()), Workload()))
 
 
 def test_a_machine_holds_what_all_of_its_ranks_offload() -> None:

@@ -59,6 +59,24 @@ def test_the_version_before_stays_and_older_ones_go(sender: SharedMemorySender) 
     assert [path.exists() for path in paths] == [False, False, True, True]
 
 
+def test_the_latest_version_that_is_held_stays_too(tmp_path: Path) -> None:
+    held = SharedMemorySender(tmp_path, lambda version: version % 3 == 0)
+    paths = [path_of(held.send([("a", torch.zeros(2))], version)) for version in range(1, 6)]
+    assert [path.exists() for path in paths] == [False, False, True, True, True]
+    paths += [path_of(held.send([("a", torch.zeros(2))], version)) for version in range(6, 9)]
+    assert [path.exists() for path in paths] == [False] * 5 + [True, True, True]
+    held.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_latest_adapter_that_is_held_stays_too(tmp_path: Path) -> None:
+    held = AdapterSender(rank=4, alpha=8, kept=1, root=tmp_path, held=lambda version: version % 3 == 0)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    folders = [Path(held.send([(name, torch.zeros(2, 2))], version).payload["path"]) for version in range(1, 8)]
+    assert [folder.exists() for folder in folders] == [False] * 5 + [True, True]
+    held.close()
+
+
 def test_nothing_is_left_after_close(tmp_path: Path) -> None:
     sender = SharedMemorySender(tmp_path)
     path = path_of(sender.send([("a", torch.zeros(2))], 1))
