@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from agentrl.check.play import Player, make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
 from agentrl.core.differences import TurnValues
+from agentrl.core.files import scratch_directory
 from agentrl.env.load import load_agent, preload
 from agentrl.env.tasks import TaskSource
 
@@ -88,15 +88,15 @@ def _first_difference(here: Sequence[Sequence[TurnValues]], there: Sequence[Mapp
 def _ask(context: Context, command: Sequence[str], request: Mapping[str, Any], hash_seed: str) -> dict[str, Any] | None:
     """The answer of a second process; `None`, and said so, if there is none."""
     limit = min(max(context.left(), 1.0), LIMIT_S)
-    with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
-        asked, told = os.path.join(folder, "request"), os.path.join(folder, "answer")
-        Path(asked).write_bytes(pickle.dumps(request))
-        words = [*command, asked, told]
+    with scratch_directory() as folder:
+        asked, told = folder / "request", folder / "answer"
+        asked.write_bytes(pickle.dumps(request))
+        words = [*command, str(asked), str(told)]
         environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
         quiet = subprocess.DEVNULL
         try:
             subprocess.run(words, env=environ, stdin=quiet, stdout=quiet, stderr=quiet, timeout=limit, check=False)
-            answer: dict[str, Any] = json.loads(Path(told).read_text(encoding="utf-8"))
+            answer: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
             return answer
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             reason = f"no answer within {limit:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else "it ended without an answer"

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from agentrl.check.findings import Report
-from agentrl.check.witness import Witness, restore_torch, torch_changes, torch_state
+from agentrl.check.witness import Witness, in_words, restore_torch, torch_changes, torch_state
 from agentrl.core.operating_system import waited_for_cpu_s
 from agentrl.core.streams import STREAMS, closed_streams, open_stream
 from agentrl.env.agent import AgentClass, AgentInstance
@@ -60,12 +60,11 @@ def shared_state() -> _Shared:
 class Effects:
     """Compares the process before and after calls, puts back what was changed, and reports it; `where` gives file, class and method."""
 
-    def __init__(self, report: Report, where: Callable[[str], str], source: str) -> None:
-        self._report, self._where = report, where
+    def __init__(self, report: Report, where: Callable[[str], str], witness: Witness) -> None:
+        self._report, self._where, self.witness = report, where, witness
         self._first = shared_state()
         self._once: set[str] = set()
         self._streams = {name: os.dup(number) for name, number in STREAMS.items()}
-        self.witness = Witness(source)
 
     def compare(self, before: _Shared, method: str) -> None:
         """Report what differs from `before`."""
@@ -81,7 +80,8 @@ class Effects:
             self._report.add("changes-signals", where, f"{method} replaced the handler of {names}{self.witness.line('signals')}")
             self.restore_signals()
         if changes := torch_changes(before.torch, after.torch):
-            self._report.add("changes-torch", where, f"{method} changed {', '.join(changes)}{self.witness.line('torch')}")
+            seen = in_words(changes, before.torch, after.torch)
+            self._report.add("changes-torch", where, f"{method} changed {seen}{self.witness.line(changes[0])}")
             restore_torch(before.torch)
         if closed := [name for name in after.closed if name not in before.closed]:
             self._report.add("closes-streams", where, f"{method} closed {' and '.join(f'sys.{name}' for name in closed)}")
@@ -114,7 +114,7 @@ class Effects:
 
 
 @contextmanager
-def importing(report: Report, where: str) -> Iterator[None]:
+def importing(report: Report, where: str, witness: Witness) -> Iterator[None]:
     """Report what importing a file does to the process; environment variables it may set, as some libraries ask for."""
     before = shared_state()
     threads, children = set(threading.enumerate()), {child.pid for child in psutil.Process().children()}
@@ -124,15 +124,16 @@ def importing(report: Report, where: str) -> Iterator[None]:
     after = shared_state()
     names = after.signals_replaced(before)
     seen = (
-        f"the current directory is {after.cwd!r} after it" if after.cwd != before.cwd else "",
-        f"it replaced the handler of {names}" if names else "",
+        f"the current directory is {after.cwd!r} after it{witness.line('cwd')}" if after.cwd != before.cwd else "",
+        f"it replaced the handler of {names}{witness.line('signals')}" if names else "",
         f"it started {len(started)} threads: {', '.join(started[:3])}" if started else "",
-        f"it started {len(new)} processes" if new else "",
+        f"it started {len(new)} processes{witness.line('processes')}" if new else "",
     )
     for words in filter(None, seen):
         report.add("import-effects", where, words)
     if changes := torch_changes(before.torch, after.torch):
-        report.add("changes-torch", where, f"importing it changed {', '.join(changes)}")
+        seen = in_words(changes, before.torch, after.torch)
+        report.add("changes-torch", where, f"importing it changed {seen}{witness.line(changes[0])}")
         restore_torch(before.torch)
     if after.cwd != before.cwd:
         os.chdir(before.cwd)

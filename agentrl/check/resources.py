@@ -17,10 +17,11 @@ from agentrl.check.findings import NO_TIME
 from agentrl.check.play import TextEpisode, repeating
 from agentrl.core.operating_system import descriptors_folder, on_linux
 from agentrl.core.types import Task
-from agentrl.env.isolation.leftovers import command_lines, listed
+from agentrl.env.isolation.leftovers import command_lines, family, listed
 
 ROUNDS = 3
 SETTLE_S = 0.3
+LOOKS = 5
 
 
 async def check_resources(context: Context) -> None:
@@ -57,13 +58,16 @@ def left_processes(context: Context) -> str:
 
 
 def running_processes() -> list[int]:
-    """Return the processes that descend from this one, those left out that have ended and are not collected."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
+    """Return the processes that descend from this one, those left out that have ended and are not collected.
+
+    A look at the system takes a while. A process whose parent ends meanwhile is missed by it, so two looks must agree.
+    """
+    found = family(os.getpid())
+    for _ in range(LOOKS):
+        before, found = found, family(os.getpid())
+        if found == before:
+            break
+    return sorted(found)
 
 
 async def settled_processes(base: int) -> int:

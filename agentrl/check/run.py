@@ -37,6 +37,7 @@ from agentrl.check.supervise import GIVEN
 from agentrl.check.tasks import read_tasks
 from agentrl.check.text import check_leaks, check_text
 from agentrl.check.tokenizer import load_codec
+from agentrl.check.witness import Witness
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
 from agentrl.env.adapters.harness import HarnessAgent
@@ -63,11 +64,11 @@ def run_checks(
     """
     logging.getLogger("agentrl.env.boundary").setLevel(logging.ERROR)  # what it warns of is reported
     started = time.monotonic()
-    report, watch = Report(), Watch(status_fd)
+    report, watch, witness = Report(), Watch(status_fd), Witness()
     emit("load", report)
     with _Watchdog(watch, report, settings, emit):
         limit_memory(settings.check.memory_mib)
-        with watch.holding("import"), importing(report, _import_of(settings.env)):
+        with watch.holding("import"), importing(report, _import_of(settings.env), witness):
             spec = load_agent(settings.env)
             spec.load()
         with watch.holding("import"):
@@ -94,7 +95,9 @@ def run_checks(
         elif spec.kind is AgentKind.EXECUTOR:
             report.skipped.append("everything but the tasks: the executor calls the model itself, so there is nothing to play")
         elif context.tasks:
-            asyncio.new_event_loop().run_until_complete(_play(context, emit, command))  # not closed: that would wait for threads that hang
+            asyncio.new_event_loop().run_until_complete(
+                _play(context, emit, command, witness)
+            )  # not closed: that would wait for threads that hang
     report.seconds = time.monotonic() - started
     emit("done", report)
     _end_children()
@@ -103,10 +106,10 @@ def run_checks(
 def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: Emit, status_fd: int) -> None:
     """Play one episode of a task, and report what is wrong with it; the phases are those of `run_checks`."""
     started = time.monotonic()
-    report, watch = Report(), Watch(status_fd)
+    report, watch, witness = Report(), Watch(status_fd), Witness()
     with _Watchdog(watch, report, settings, emit):
         with watch.holding("import"):
-            with importing(report, _import_of(settings.env)):
+            with importing(report, _import_of(settings.env), witness):
                 spec = load_agent(settings.env)
             report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
             emit("preload", report)
@@ -115,7 +118,7 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
         cls = preload(spec, ("prepare",))
         emit("one episode", report)
         context = Context(settings, spec, cls, make_player(settings, spec, codec, watch), report, watch, started)
-        watch.effects = Effects(report, context.where, context.spec.source)
+        watch.effects = Effects(report, context.where, witness)
         asyncio.new_event_loop().run_until_complete(rehearse(context, task))
     emit("done", report)
     _end_children()
@@ -126,10 +129,10 @@ def _import_of(env: str) -> str:
     return f"{file if file.endswith('.py') else file + '.py'}: import"
 
 
-async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
+async def _play(context: Context, emit: Emit, command: Sequence[str], witness: Witness) -> None:
     settings, report = context.settings, context.report
     seed_globals(settings.run.seed)
-    context.watch.effects = effects = Effects(report, context.where, context.spec.source)
+    context.watch.effects = effects = Effects(report, context.where, witness)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
     phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
         "solutions": check_solutions,

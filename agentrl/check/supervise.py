@@ -8,12 +8,12 @@ import os
 import pickle
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeAlias
 
 from agentrl.check.findings import CheckSettings, Report
 from agentrl.core.errors import ConfigError
+from agentrl.core.files import scratch_directory
 from agentrl.core.types import Task
 
 GIVEN = "AGENTRL_CHECK_GIVEN"
@@ -63,8 +63,8 @@ def check(settings: CheckSettings, run: Run, task: Task | None = None) -> Report
         ConfigError: If the request itself was wrong.
     """
     limit = settings.check.budget_s + settings.check.timeout_s + GRACE_S
-    with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder, open(os.path.join(folder, "output"), "w+b") as output:
-        events, status = os.path.join(folder, "events"), os.path.join(folder, "status")
+    with scratch_directory() as folder, open(folder / "output", "w+b") as output:
+        events, status = str(folder / "events"), str(folder / "status")
         names = {"AGENTRL_CHECK_EVENTS": events, "AGENTRL_CHECK_STATUS": status}
         code = run(pickle.dumps((settings, task)), names, output, limit)
         return _report(_read_events(events), _read(status), code, _tail(output), settings.env, limit)

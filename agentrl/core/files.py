@@ -157,6 +157,19 @@ def owned_directory(root: Path) -> tuple[Path, int]:
     return directory, lock
 
 
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Make a directory for temporary files, and remove it in the end; after kill -9 of this process the next call of another does so."""
+    root = Path(tempfile.gettempdir())
+    remove_abandoned(root)
+    directory, lock = owned_directory(root)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
 def remove_abandoned(root: Path) -> None:
     """Remove the owned directories under `root` whose owner is gone."""
     for directory in root.glob(f"{_owned_prefix()}*"):

@@ -375,10 +375,17 @@ async def blocked_at(loop: asyncio.AbstractEventLoop, thread: int, wait_s: float
     return f"{place} blocks the event loop that all episodes share. {GIVE_WAY}" if place else ""
 
 
-def user_code_of(thread: int) -> str:
-    """Return file, line and text of the user's code that a thread is in; empty if it is in none."""
+def user_code_of(thread: int, *, imported: bool = False) -> str:
+    """Return file, line and text of the user's code that a thread is in; empty if it is in none.
+
+    Args:
+        thread: The thread.
+        imported: True: also of code that runs because its file is imported.
+    """
     frames = inner_last(sys._current_frames().get(thread))
-    begin = next((i for i, (code, _) in enumerate(frames) if code.co_filename == __file__), len(frames))
+    here = user_code_of.__code__  # the innermost, where a thread asks about itself
+    boundary = (i for i, (code, _) in enumerate(frames) if code.co_filename == __file__ and code is not here)
+    begin = next(boundary, 0 if imported else len(frames))
     called = [(code, line) for code, line in frames[begin:] if not code.co_filename.startswith((str(Path(__file__).parents[1]), *_PYTHON))]
     own = [(code, line) for code, line in called if "site-packages" not in code.co_filename] or called
     if not own:

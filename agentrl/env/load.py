@@ -130,10 +130,11 @@ def load_agent(spec: str) -> AgentSpec:
         raise EnvLoadError(FLAG, spec, "no environment is named", FORMS)
     root = str(Path.cwd())
     file, name = split_file(spec)
-    full = spec if file is None else f"{file.absolute()}:{name}" if name else str(file.absolute())
+    path = file and file.absolute()  # now: importing it may change the current directory
+    full = spec if path is None else f"{path}:{name}" if name else str(path)
     chosen, cls = _load(full, root)
-    if file is not None:
-        full = f"{file.absolute()}:{chosen}"
+    if path is not None:
+        full = f"{path}:{chosen}"
     full = vars(cls).get("agent_spec", full)  # a specification may name a file among its options
     return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
 

@@ -49,6 +49,7 @@ ROWS = {
     30: "a signal during start-up, or twice within a second",
     31: "a machine is lost, another joins",
     32: "the machine of a learner rank is lost",
+    33: "the run is killed while it has sandboxes",
 }
 
 

@@ -77,16 +77,21 @@ class CommandAgent(BlackBoxAgent):
         """Fill the working folder, which is below the folder of the episode, and return it."""
         work = folder / "work"
         if self.files:
-            await asyncio.to_thread(shutil.copytree, self.files, work, symlinks=True)
+            # The history of a repository may hold the solution.
+            await asyncio.to_thread(shutil.copytree, self.files, work, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         work.mkdir(exist_ok=True)
         return work
 
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Run the program to its end, and return what it printed."""
-        home = str(Path.home() if self.keeps_home else self._folder / "home")
         llm, network = self._reached(llm)
         words = self._words(task, llm, work)
-        return await self._run(words, work, {**llm.env(), "HOME": home}, read=files_of(self.command), network=network)
+        return await self._run(words, work, {**llm.env(), **self._own_places()}, read=files_of(self.command), network=network)
+
+    def _own_places(self) -> dict[str, str]:
+        """Variables for folders that are the program's own; temporary files of one that is killed are removed with its sandbox."""
+        home = str(Path.home() if self.keeps_home else self._folder / "home")
+        return {"HOME": home, **({"TMPDIR": tempfile.mkdtemp(dir=self._folder)} if self.makes_sandboxes else {})}
 
     def _reached(self, llm: ModelEndpoint) -> tuple[ModelEndpoint, bool | str]:
         """Return the endpoint as the program finds it, and the network that the program is given."""

@@ -21,6 +21,7 @@ from agentrl.env.adapters.harness import InstalledHarness
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.sandbox.engine import find_engine
+from agentrl.env.sandbox.folders import own_root
 from agentrl.env.sandbox.images import ready_image
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import ExecResult, SandboxSpec
@@ -117,7 +118,7 @@ class Trial:
         """
         task, sandbox, workdir = self._task, self._sandbox, self._workdir
         if task.verifier is not None:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory(dir=own_root()) as folder:
                 found = await self._collected(Path(folder))
                 await self.close()  # the agent's processes and its container are gone before the tests are there
                 sandbox, workdir = await self._started(task.verifier, task.verifier.spec(network=self._network))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError, EnvResultError
+from agentrl.core.files import scratch_directory
 from agentrl.core.types import Task
 from agentrl.env.adapters.command import CommandAgent
 from agentrl.env.adapters.specs import FLAG, MAX_PROBLEM
@@ -46,8 +46,8 @@ class OtherPythonAgent(CommandAgent):
     @classmethod
     def tasks(cls) -> Iterable[Task]:
         """One task per sample."""
-        with tempfile.TemporaryDirectory(prefix="agentrl-samples-") as folder:
-            out = Path(folder) / "samples.json"
+        with scratch_directory() as folder:
+            out = folder / "samples.json"
             words = [cls.python, cls.program, "list", cls.task, str(out)]
             try:
                 done = subprocess.run(words, capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=False)

@@ -151,7 +151,7 @@ def _with_runtime(engine: Engine) -> Engine:
     """Run a program of this machine in a container without an image, with one runtime after another."""
     message = ""
     for words in ((), *(("--runtime", name) for name in RUNTIMES if shutil.which(name))):
-        with tempfile.TemporaryDirectory() as root:
+        with tempfile.TemporaryDirectory(dir=own_root()) as root:
             shown = [word for path in local.SYSTEM if os.path.isdir(path) for word in ("--volume", f"{path}:{path}:ro")]
             probe = ("run", "--rm", "--network", "none", *process_limits(64), *shown, "--rootfs", root, "/bin/true")
             problem = _try(*engine.program, *words, *probe)

@@ -101,19 +101,19 @@ class ContainerSandbox(FolderSandbox):
 
     async def read(self, name: str, limit: int) -> bytes:
         """Return the content of a file of the folder, or with an absolute name of the container."""
-        return await ((await self._ready()).read(name, limit) if name.startswith("/") else super().read(name, limit))
+        return await ((await self._there()).read(name, limit) if name.startswith("/") else super().read(name, limit))
 
     async def write(self, name: str, data: bytes) -> None:
         """Write a file of the folder, or with an absolute name of the container."""
-        await ((await self._ready()).write(name, data) if name.startswith("/") else super().write(name, data))
+        await ((await self._there()).write(name, data) if name.startswith("/") else super().write(name, data))
 
     async def copy_in(self, source: Path, name: str) -> None:
         """Replace a file or folder of the sandbox by one of this machine."""
-        await ((await self._ready()).copy_in(source, name) if name.startswith("/") else super().copy_in(source, name))
+        await ((await self._there()).copy_in(source, name) if name.startswith("/") else super().copy_in(source, name))
 
     async def copy_out(self, name: str, target: Path) -> None:
         """Make a folder of this machine with the plain files of one of the sandbox."""
-        await ((await self._ready()).copy_out(name, target) if name.startswith("/") else super().copy_out(name, target))
+        await ((await self._there()).copy_out(name, target) if name.startswith("/") else super().copy_out(name, target))
 
     def written(self) -> int:
         """Return the bytes of the working folder and of the container's changes to its image."""
@@ -127,6 +127,11 @@ class ContainerSandbox(FolderSandbox):
             self._is_watched = False
             await asyncio.to_thread(end_watch)
         await super().end()
+
+    async def _there(self) -> Container:
+        """Return the container for its files; one that has to be made waits for a place to start, as for a program."""
+        async with starting():
+            return await self._ready()
 
     async def _ready(self, network: bool | None = None, read: tuple[str, ...] | None = None) -> Container:
         """Return the container, which runs; it is a new one if the one that is there has another network or other files."""

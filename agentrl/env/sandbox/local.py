@@ -20,6 +20,7 @@ from agentrl.core.errors import SandboxError
 from agentrl.core.sandboxes import BUBBLEWRAP, BUBBLEWRAP_REMEDY, has_holder
 from agentrl.env.isolation import system
 from agentrl.env.isolation.system import MIB
+from agentrl.env.sandbox.folders import own_root
 from agentrl.env.sandbox.spec import SandboxSpec
 
 PROBE_S = 20.0
@@ -27,6 +28,8 @@ PROBE_S = 20.0
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store")
 CONFIGURATION = ("ld.so.cache", "alternatives", "ssl", "pki", "ca-certificates", "localtime", "passwd", "group", "nsswitch.conf")
 NETWORK = ("resolv.conf", "hosts")
+MEMORY = ("/dev/shm", "/tmp")
+"""Folders of each program that are in memory."""
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
 """Rights with which root enters the folder and becomes another user, who has none."""
 USER = 1000
@@ -48,7 +51,8 @@ def wall(spec: SandboxSpec, user: int | None, folder: Path, cwd: str) -> list[st
         words += ["--unshare-user", "--disable-userns", "--uid", str(USER), "--gid", str(USER)]
     else:
         words += [word for name in CAPABILITIES for word in ("--cap-add", name)]
-    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(spec.disk_mib * MIB), "--perms", "1777", "--tmpfs", "/tmp"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    words += [word for path in MEMORY for word in ("--size", str(spec.disk_mib * MIB), "--perms", "1777", "--tmpfs", path)]
     shown: list[str] = []
     for path in _visible(spec):
         if not any(Path(path).is_relative_to(above) for above in shown):
@@ -78,7 +82,7 @@ def check_local() -> None:
     """
     if not has_holder("local"):
         raise SandboxError(f"--sandbox local needs the program {BUBBLEWRAP}. {BUBBLEWRAP_REMEDY}.")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=own_root()) as folder:
         words = [*wall(SandboxSpec(), new_user(), Path(folder), folder), "true"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)
     if done.returncode:

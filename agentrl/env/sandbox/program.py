@@ -18,6 +18,7 @@ WATCH_S = 0.25
 END_S = 5.0
 START_S = 60.0
 """Seconds in which a program begins, or its sandbox has failed."""
+FILE_BYTES = 1024
 SHOWN = 500
 """Characters of a message that are shown."""
 SIGNALLED = 128
@@ -159,10 +160,10 @@ def resident(pid: int) -> int:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes that a folder takes."""
+    """Return the bytes that a folder takes; each file in it counts as `FILE_BYTES` at least, as a disk has room for so many only."""
     total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+                total += max(os.lstat(os.path.join(parent, name)).st_blocks * 512, FILE_BYTES)
     return total

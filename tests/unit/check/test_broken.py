@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -95,6 +96,7 @@ DEFECTS = {
     "bad_subtle:NumberNeverEqualsText": "solve-fails",
     "bad_subtle:SolveRaises": "solve-raises",
     "bad_import_thread:Sums": "import-effects",
+    "bad_import_folder:Sums": "import-effects",
     "bad_effects:ClosesOutput": "closes-streams",
     "bad_effects:ClosesInput": "closes-streams",
     "bad_effects:ReadsInput": "reads-input",
@@ -152,6 +154,7 @@ LINES = {
     "bad_effects:SetsAlarmHandler": ("bad_effects.py, line 23", "signal.signal"),
     "bad_resources:LeavesDaemons": ("bad_resources.py, line 50", "setsid sleep 3600"),
     "bad_snapshot:RestoreRaises": ("RestoreRaises.restore", "KeyError: 'history'"),
+    "bad_import_folder:Sums": ("bad_import_folder.py, line 5", "os.chdir"),
     "bad_resources:KeepsPages": ("bad_resources.py, line 73", "8 KiB more with each"),
 }
 
@@ -169,10 +172,17 @@ def test_memory_beyond_the_limit_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_default_of_pytorch_is_found() -> None:
-    report = checked(spec("bad_effects:SetsDefaultType"), episodes=1)
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("SetsDefaultType", r"reset changed the default dtype from torch.float32 to torch.float64, at bad_effects.py, line"),
+        ("SetsThreads", r"step changed the number of threads from \d+ to 77, at bad_effects.py, line .*set_num_threads\(77\)"),
+    ],
+)
+def test_a_changed_default_of_pytorch_is_found(name: str, seen: str) -> None:
+    report = checked(spec(f"bad_effects:{name}"), episodes=1)
     assert ids(report) == {"changes-torch"}, [finding.seen for finding in report.findings]
-    assert "reset changed the default dtype from torch.float32 to torch.float64, at bad_effects.py, line" in report.findings[0].seen
+    assert re.search(seen, report.findings[0].seen)
 
 
 @pytest.mark.parametrize("name", SECOND)

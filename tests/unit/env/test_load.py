@@ -51,6 +51,14 @@ def test_a_spec_survives_pickling_and_a_change_of_folder(tmp_path: Path, monkeyp
     assert spec.spec == f"{tmp_path}/envfile.py:Echo"
 
 
+def test_a_file_that_changes_the_folder_when_it_is_imported_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "import os\nos.chdir('/')\n" + GOOD)
+    monkeypatch.chdir(tmp_path)
+    agent = load_agent("envfile.py")
+    assert Path.cwd() == Path("/")
+    assert agent.spec == f"{tmp_path}/envfile.py:Echo"
+
+
 def test_a_class_is_named_after_a_colon(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + "class Other(Echo):\n    pass\nclass Third(Echo):\n    pass\n")
     assert load_agent(f"{path}:Third").name == "Third"

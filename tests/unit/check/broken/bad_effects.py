@@ -61,6 +61,14 @@ class SetsDefaultType(Sums):
         torch.set_default_dtype(torch.float64)
 
 
+class SetsThreads(Sums):
+    def step(self, state):
+        import torch
+
+        torch.set_num_threads(77)
+        return super().step(state)
+
+
 class ExitsProcess(Sums):
     def step(self, state):
         os._exit(7)

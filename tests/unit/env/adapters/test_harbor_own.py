@@ -33,7 +33,8 @@ body = json.dumps({"model": "m", "messages": [{"role": "user", "content": sys.ar
 if "oracle" not in sys.argv[-2]:
     urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)).read()
 print("noise")
-print(json.dumps({"rewards": {"reward": 0.5, "is_there": 1}, "truncated": "slow" in sys.argv[-2]}))
+inside = os.environ["TMPDIR"].startswith(os.path.dirname(os.getcwd()))
+print(json.dumps({"rewards": {"reward": 0.5, "is_there": int(inside)}, "truncated": "slow" in sys.argv[-2]}))
 """
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.env.sandbox import place_files
+from agentrl.env.sandbox import in_container, place_files
 from agentrl.env.sandbox.place_files import folder_of, remove_abandoned_places, take_place
 from agentrl.env.sandbox.places import starting
 from agentrl.env.sandbox.sandbox import Sandbox
@@ -97,6 +97,38 @@ async def test_places_to_start_are_apart_from_those_to_run() -> None:
 
     await asyncio.gather(*(start() for _ in range(9)))
     assert meter.most == 3
+
+
+async def test_containers_that_only_give_or_take_files_start_in_such_places_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+
+    class Made:
+        async def start(self) -> None:
+            await meter.during()
+
+        async def read(self, name: str, limit: int) -> bytes:
+            return name.encode()
+
+        async def remove(self) -> None:
+            return
+
+    async def made(*_: object) -> Made:
+        return Made()
+
+    async def ready(*_: object) -> str:
+        return "image"
+
+    for name, value in {"find_engine": lambda: None, "begin_watch": bool, "end_watch": lambda: None, "ready_image": ready}.items():
+        monkeypatch.setattr(in_container, name, value)
+    monkeypatch.setattr(in_container.Container, "make", made)
+
+    async def read() -> bytes:
+        use_choice(SandboxChoice(max_starting=2))
+        async with Sandbox(SandboxSpec(kind="container")) as sandbox:
+            return await sandbox.read("/etc/x")
+
+    assert await asyncio.gather(*(read() for _ in range(6))) == [b"/etc/x"] * 6
+    assert meter.most == 2
 
 
 def forked(work: Callable[[], None]) -> int:

@@ -74,6 +74,7 @@ async def test_files_stay_from_one_program_to_the_next(kind: Kind) -> None:
         ("sleep 60", "timeout", {}),
         ("yes", "output", {}),
         ("for i in 1 2 3 4 5 6 7 8 9; do head -c 3000000 /dev/zero > $i; done; sleep 60", "disk", {"disk_mib": 8}),
+        ("mkdir a; cd a; seq 2000 | xargs touch; sleep 60", "disk", {"disk_mib": 1}),
         (
             "for i in 1 2 3; do PYTHON -S -c 'x = b\"1\" * 60 * 2**20; import time; time.sleep(60)' & done; wait",
             "memory",
@@ -151,6 +152,34 @@ async def test_a_wall_hides_all_but_the_system_and_what_is_named(tmp_path: Path)
         assert (
             "ead-only" in (await sandbox.exec("sh", "-c", f"echo x > {tmp_path}/secret")).output or (tmp_path / "secret").read_text() == "s"
         )
+
+
+SHARES = """
+import multiprocessing, os
+queue = multiprocessing.Queue()
+process = multiprocessing.Process(target=queue.put, args=("shared",))
+process.start()
+print(queue.get())
+process.join()
+for folder in ("/dev", "/dev/shm", "/tmp"):
+    written = 0
+    try:
+        for number in range(9):
+            with open(f"{folder}/{number}", "wb", buffering=0) as file:
+                written += file.write(bytes(2**20))
+    except OSError as error:
+        print(folder, error.strerror, round(written / 2**20))
+"""
+
+
+@needs_sandbox
+@pytest.mark.parametrize("is_root", [True, False])
+async def test_processes_share_memory_of_limited_size(is_root: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_root:
+        monkeypatch.setattr(local, "_may_take_users", lambda: False)
+    async with Sandbox(SandboxSpec(kind="local", disk_mib=4)) as sandbox:
+        lines = (await sandbox.exec(sandbox.python, "-c", SHARES)).output.splitlines()
+    assert lines == ["shared", "/dev Read-only file system 0", "/dev/shm No space left on device 4", "/tmp No space left on device 4"]
 
 
 @needs_sandbox
