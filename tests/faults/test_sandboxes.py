@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,10 +75,19 @@ asyncio.run(main())
 SIZES = ("--num-steps", "2", "--groups-per-step", "2", "--n-samples-per-prompt", "2", "--max-new-tokens", "4", "--no-save-model")
 PHASES = ("starting", "running", "scoring", "ending")
 CASES = [
-    *(pytest.param("local", phase, "local", marks=needs_sandbox) for phase in PHASES),
-    *(("container", phase, "local") for phase in ("building", *PHASES)),
-    ("container", "running", "ray"),
+    *(pytest.param("local", phase, "local", "command", marks=needs_sandbox) for phase in PHASES),
+    pytest.param("local", "running", "local", "trainer", marks=needs_sandbox),
+    *(("container", phase, "local", "trainer") for phase in ("building", *PHASES)),
+    ("container", "running", "local", "command"),
+    ("container", "running", "ray", "command"),
 ]
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The folder for temporary files of the run; its name is short, as those of Ray's sockets must be."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def sleeping() -> int:
@@ -93,14 +104,14 @@ def trainer_of(command: int) -> int:
     return system.children(command)[0]
 
 
-@pytest.mark.parametrize("victim", ["command", "trainer"])
-@pytest.mark.parametrize(("kind", "phase", "runtime"), CASES)
+@pytest.mark.parametrize(("kind", "phase", "runtime", "victim"), CASES)
 @pytest.mark.row(33, "SIGKILL of the {victim} while sandboxes of the kind {kind} are {phase} (--runtime {runtime})")
-def test_nothing_is_left_of_a_run_that_is_killed(kind: Kind, phase: str, runtime: str, victim: str, tmp_path: Path, saw: Saw) -> None:
+def test_nothing_is_left_of_a_run_that_is_killed(
+    kind: Kind, phase: str, runtime: str, victim: str, temporary: Path, tmp_path: Path, saw: Saw
+) -> None:
     engine = container_engine() if kind == "container" else None
     before = builds(engine) if engine else set()
-    temporary, said, image = tmp_path / "tmp", tmp_path / "said", IMAGE
-    temporary.mkdir()
+    said, image = tmp_path / "said", IMAGE
     if phase == "building":
         (tmp_path / "box").mkdir()
         (tmp_path / "box" / "Containerfile").write_text(f"FROM {IMAGE}\nRUN setsid sleep {MARK} & sleep {MARK}\n")

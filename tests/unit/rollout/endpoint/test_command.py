@@ -49,7 +49,9 @@ async def run(spec: str, *texts: str, **changes: Any) -> tuple[Stage, Trajectory
 async def test_a_program_is_told_the_task_and_judged_by_another(folder: Path) -> None:
     (folder / "files" / "part" / ".git").mkdir(parents=True)
     (folder / "files" / "notes.txt").write_text("hello")
-    (folder / "ask.py").write_text(ASK + 'assert sorted(os.listdir()) == ["answer.txt", "notes.txt", "part"]\nassert not os.listdir("part")\n')
+    (folder / "ask.py").write_text(
+        ASK + 'assert sorted(os.listdir()) == ["answer.txt", "notes.txt", "part"]\nassert not os.listdir("part")\n'
+    )
     python = f"{sys.executable} -S"
     stage, trajectory = await run(
         f"command:{python} {folder}/ask.py {{prompt}}#judge={python} {folder}/judge.py#files={folder}/files", "three"
