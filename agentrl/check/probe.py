@@ -132,8 +132,8 @@ def importing(report: Report, where: str, witness: Witness) -> Iterator[None]:
     for words in filter(None, seen):
         report.add("import-effects", where, words)
     if changes := torch_changes(before.torch, after.torch):
-        seen = in_words(changes, before.torch, after.torch)
-        report.add("changes-torch", where, f"importing it changed {seen}{witness.line(changes[0])}")
+        words = in_words(changes, before.torch, after.torch)
+        report.add("changes-torch", where, f"importing it changed {words}{witness.line(changes[0])}")
         restore_torch(before.torch)
     if after.cwd != before.cwd:
         os.chdir(before.cwd)

@@ -17,6 +17,7 @@ from agentrl.env.sandbox import local
 from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.folders import owner_pipe
 from agentrl.env.sandbox.in_folder import FolderSandbox
+from agentrl.env.sandbox.memory_group import MemoryGroup, take_group
 from agentrl.env.sandbox.places import starting
 from agentrl.env.sandbox.program import END_S, SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program, finish, resident
 from agentrl.env.sandbox.relay import receive_listener, relayed, split_address
@@ -34,17 +35,29 @@ class ProcessSandbox(FolderSandbox):
 
     python = sys.executable
 
+    _group: MemoryGroup | None = None
+
     async def open(self) -> None:
         """Make the folder; `SandboxError` if this machine cannot hold the wall."""
         if self.spec.kind == "local":
             await asyncio.to_thread(local.check_local)
             self.user = local.new_user()
+            self._group = await asyncio.to_thread(take_group, (self.spec.memory_mib + BASE_MIB) * MIB)
         await super().open()
+
+    async def end(self) -> None:
+        """End what runs, and remove the folder."""
+        group, self._group = self._group, None
+        try:
+            await super().end()
+        finally:
+            if group is not None:
+                group.give_back()
 
     async def exec(self, command: Command) -> ExecResult:
         """Run a program to its end, and end all that it started."""
         program: Program | None = None
-        num_killed = num_killed_of_machine()
+        num_killed, num_in_group = num_killed_of_machine(), self._num_killed
         try:
             with timed("sandbox start"):
                 async with starting():
@@ -63,8 +76,15 @@ class ProcessSandbox(FolderSandbox):
                 self.programs.discard(program)
         if not is_begun:
             raise SandboxError(f"a sandbox did not start {command.words[0]}: {result.output.strip()[-SHOWN:] or 'no message'}")
-        is_signal = self.spec.kind == "local" and SIGNALLED < result.code <= SIGNALLED + 64
-        return await self.judged(replace(result, code=SIGNALLED - result.code) if is_signal else result, num_killed)
+        if self.spec.kind == "local" and SIGNALLED < result.code <= SIGNALLED + 64:
+            result = replace(result, code=SIGNALLED - result.code)
+        if result.ended == "exit" and self._num_killed > num_in_group:  # the system was faster than the watch
+            result = replace(result, ended="memory")
+        return await self.judged(result, num_killed)
+
+    @property
+    def _num_killed(self) -> int:
+        return self._group.num_killed if self._group is not None else 0
 
     async def _start(self, command: Command) -> tuple[asyncio.subprocess.Process, socket.socket]:
         """Start a program; a socket tells when it begins."""
@@ -76,10 +96,10 @@ class ProcessSandbox(FolderSandbox):
         spec = replace(self.spec, read=command.read, network=command.network)
         told, tell = socket.socketpair()
         port = split_address(command.connect)[1] if command.connect and walled else 0
-        limits = json.dumps(asdict(spec.limits()))
+        limits, wall = json.dumps(asdict(spec.limits())), local.wall(spec, self.user, self.folder, where) if walled else []
         try:
             process = await asyncio.create_subprocess_exec(
-                *(local.wall(spec, self.user, self.folder, where) if walled else ()),
+                *(self._group.entering(wall) if self._group is not None else wall),
                 *(sys.executable, "-I", "-S", system.__file__, limits, str(owner), str(tell.fileno()), str(port), *command.words),
                 cwd=self.folder if walled else where,
                 env=variables if walled else {**variables, MARK: str(self.folder)},

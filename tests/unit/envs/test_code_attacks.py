@@ -155,6 +155,21 @@ for _ in range(8):
 block = bytearray(b"1") * (300 * 2**20)
 import time; time.sleep(60)
 """,
+    "huge memory of no process": """
+import os
+held = []
+while True:
+    held.append(os.memfd_create("held"))
+    for _ in range(15): os.write(held[-1], bytes(2**20))
+    if len(held) == 200: break
+import time; time.sleep(60)
+""",
+    "a bomb of files": """
+number = 0
+while True:
+    open(str(number), "w").close()
+    number += 1
+""",
     "a fork bomb": """
 import os
 while True:
