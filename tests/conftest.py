@@ -9,7 +9,7 @@ import pytest
 from agentrl.engine.settings import without_gc
 from tests.forks import end_all
 
-pytest_plugins = ["tests.leftovers", "tests.time_limit", "tests.faults.report"]
+pytest_plugins = ["tests.machines", "tests.leftovers", "tests.time_limit", "tests.faults.report"]
 
 
 @pytest.fixture

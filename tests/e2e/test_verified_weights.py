@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("vllm")
+
 from agentrl.core.errors import EngineDeadError, WeightsDifferError
 from agentrl.core.protocols import WeightUpdate
 from agentrl.engine import slot_model

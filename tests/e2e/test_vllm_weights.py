@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("vllm")
+
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from agentrl.core.errors import TransferAbandonedError

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("vllm")
+
 from vllm.multimodal.inputs import PlaceholderRange
 
 from agentrl.core.errors import EngineError

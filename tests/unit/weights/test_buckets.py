@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+pytest.importorskip("vllm")
+
 from agentrl.core.errors import WeightSyncError
 from agentrl.core.protocols import Membership
 from agentrl.weights.buckets import TensorInfo, cut, describe, send_in_buckets

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("vllm")
+
 from agentrl.cluster.ray_actors import merged
 from agentrl.core.errors import WeightSyncError
 from agentrl.core.protocols import Membership

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+pytest.importorskip("vllm")
+
 from agentrl.config.commands import load_config
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, WeightsDifferError

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+pytest.importorskip("vllm")
+
 from agentrl.core.errors import TransferAbandonedError
 from agentrl.core.protocols import Membership
 from agentrl.weights import vllm_backend, vllm_groups

@@ -17,6 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("vllm")
+
 from agentrl.core.errors import EngineDeadError, TransferAbandonedError, WeightSyncError
 from agentrl.core.protocols import EngineStats, Membership, WeightUpdate
 from agentrl.flow.exports import JointLearner
