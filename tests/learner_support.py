@@ -101,6 +101,70 @@ def make_groups(count: int = 4, members: int = 3, *, seed: int = 0, version: int
     return tuple(groups)
 
 
+def make_trees(count: int = 2, *, branches: int = 8, depth: int = 6, seed: int = 0, vocabulary: int = VOCABULARY) -> tuple[Group, ...]:
+    """Groups whose rows branch off each other, as contexts that are rewritten (rows of one episode) and as forks (episodes) do.
+
+    The first `depth` rows of a group branch off one another, so that its tree is as deep; the others branch off any row before them.
+    """
+    rng = np.random.default_rng(seed)
+    return tuple(_tree_of(rng, number, branches, depth, vocabulary) for number in range(count))
+
+
+def _tree_of(rng: np.random.Generator, group: int, branches: int, depth: int, vocabulary: int) -> Group:
+    episodes = [[[_sampled(rng, 6, vocabulary), _sampled(rng, 3, vocabulary)]]]  # episodes of rows of turns
+    latest = 0, 0
+    for number in range(1, branches):
+        source = latest
+        if number >= depth:
+            episode = int(rng.integers(len(episodes)))
+            source = episode, int(rng.integers(len(episodes[episode])))
+        row = episodes[source[0]][source[1]]
+        whole = np.concatenate([part for turn in row for part in (turn.prompt_ids, turn.token_ids)])
+        # Those that make the tree deep part from the end of the row before, the others anywhere.
+        cut = int(rng.integers(len(whole) - 2 if number < depth else 1, len(whole)))
+        if rng.random() < 0.5:
+            turn = _sampled(rng, 2, vocabulary)
+            rewritten = replace(turn, prompt_ids=ints([*whole[:cut].tolist(), *turn.prompt_ids.tolist()]), fresh=True)
+            episodes[source[0]].append([rewritten])
+            latest = source[0], len(episodes[source[0]]) - 1
+        else:
+            episodes.append([_forked(rng, row, cut, vocabulary)])
+            latest = len(episodes) - 1, 0
+    members = []
+    for number, rows in enumerate(episodes):
+        name, turns = f"{group}-{number}", tuple(turn for row in rows for turn in row)
+        reward = float(rng.normal())
+        members.append(Trajectory(trajectory_id=name, episode_id=name, group_id=group, turns=turns, status=Status.FINISHED, reward=reward))
+    return Group(group_id=group, task=Task("x"), trajectories=tuple(members))
+
+
+def _sampled(rng: np.random.Generator, prompt: int, vocabulary: int) -> Turn:
+    sampled = int(rng.integers(3, 9))
+    logprobs = (-rng.random(sampled) * 3.0 - 2.5).tolist()
+    return _told(make_turn(rng), rng.integers(2, vocabulary, prompt).tolist(), rng.integers(2, vocabulary, sampled).tolist(), logprobs)
+
+
+def _told(turn: Turn, prompt: list[int], sampled: list[int], logprobs: list[float]) -> Turn:
+    versions = ints([0] * len(sampled))
+    return replace(turn, prompt_ids=ints(prompt), token_ids=ints(sampled), logprobs=floats(logprobs), versions=versions)
+
+
+def _forked(rng: np.random.Generator, row: list[Turn], cut: int, vocabulary: int) -> list[Turn]:
+    """Turns that begin with the first `cut` tokens of a row, as they were given or sampled, and go on otherwise."""
+    turns: list[Turn] = []
+    own = _sampled(rng, 2, vocabulary)
+    for turn in row:
+        prompt = len(turn.prompt_ids)
+        if cut < prompt + len(turn.token_ids):
+            kept = max(0, cut - prompt)
+            given = turn.prompt_ids[:cut].tolist() + ([] if kept else own.prompt_ids.tolist())
+            sampled = [*turn.token_ids[:kept].tolist(), *own.token_ids.tolist()]
+            return [*turns, _told(turn, given, sampled, [*turn.logprobs[:kept].tolist(), *own.logprobs.tolist()])]
+        turns.append(turn)
+        cut -= prompt + len(turn.token_ids)
+    return [*turns, own]
+
+
 def cut_short(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """The groups with the first episode of each cut by a limit with an observation unread, and the second cut without one."""
     nothing = ints([])

@@ -30,9 +30,9 @@ FOUND = Path("build/certified.json")
 COLUMNS = {
     "eager": "eager, padded",
     "sdpa": "sdpa, padded",
-    "sdpa, shared": "sdpa, shared prompts",
+    "sdpa, shared": "sdpa, prefix trees",
     "varlen": "varlen, packed",
-    "varlen, shared": "varlen, shared prompts",
+    "varlen, shared": "varlen, prefix trees",
     "LoRA": "LoRA and its merge",
     "engine": "transformers",
 }
@@ -54,7 +54,7 @@ Kernels for GPUs were not run.
 | not used | the learner does not choose this layout for the family, and pads or repeats prompts instead |
 
 *engine* is `--engine transformers`, which compares log-probabilities of what it samples.
-*shared* are rows that share a prompt.
+*shared* are rows that begin with the same tokens, as a prefix tree.
 *vLLM* says whether vLLM {vllm} has the family's class; `agentrl certify --vllm` compares what it computes.
 [Chat templates](chat_templates.md) belong to a tokenizer, not to a family; `agentrl certify DIRECTORY` compares them.
 """

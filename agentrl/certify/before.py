@@ -69,7 +69,7 @@ async def refuse_wrong(config: TrainConfig, model: str, device: Literal["cpu", "
         return
     keep_certificate(kept, certificate)
     for comparison in certificate.wrong:
-        if config.learner.share_prompts or "shared" not in comparison.name:
+        if config.learner.share_prompts or "prefix trees" not in comparison.name:
             raise _refusal(comparison, certificate, config.learner.attn_implementation)
 
 

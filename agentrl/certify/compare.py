@@ -20,10 +20,11 @@ from agentrl.learner.attention import MODULES
 from agentrl.learner.batch import Batch
 from agentrl.learner.head import token_scores
 from agentrl.learner.kernels import MODEL_FAULTS, fit_kernel
-from agentrl.learner.layout import PROBE_WIDTH, Layout, MicroBatch, one_row_bundles, share_prompts
+from agentrl.learner.layout import PROBE_WIDTH, Layout, MicroBatch
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 from agentrl.learner.models import PolicyModel, check_output, load_model
 from agentrl.learner.settings import LearnerSettings
+from agentrl.learner.trees import one_row_bundles, share_prefixes
 
 LOGPROB = 2e-4
 """Difference of log-probabilities, in nats, that passes for rounding in float32; measured are 1e-6 to 2e-5."""
@@ -152,8 +153,8 @@ class Learned:
         layout, packed = Layout(batch), self.kernel.packed
         yield "packed" if packed else "padded", [layout.micro_batch(one_row_bundles(batch), packed=packed)]
         if self.shares:
-            bundles = share_prompts(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH, costs=self.kernel.costs)
-            yield "shared prompts", [layout.micro_batch(bundles, packed=packed)]
+            bundles = share_prefixes(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH, costs=self.kernel.costs)
+            yield "prefix trees", [layout.micro_batch(bundles, packed=packed)]
 
 
 def compare_kernel(twin: str, kernel: str, batch: Batch, expected: Scores) -> list[Comparison]:
@@ -172,7 +173,7 @@ def compare_kernel(twin: str, kernel: str, batch: Batch, expected: Scores) -> li
         except FAULTS as error:
             found.append(untried("learner", f"{kernel}, {name}", error))
             continue
-        remedy = "Use --no-share-prompts." if name == "shared prompts" else _other_kernel(kernel)
+        remedy = "Use --no-share-prompts." if name == "prefix trees" else _other_kernel(kernel)
         found.append(judged("learner", f"{kernel}, {name}", scores, expected, remedy=remedy))
         if not found[-1].reason or not _same(scores, again):
             found.append(_twice(f"{kernel}, {name}, twice", scores, again))

@@ -1,11 +1,11 @@
-"""Rows to try a twin on: two groups that share prompts, with short and long rows on both sides of the twin's windows and thresholds."""
+"""Rows to try a twin on: two groups that are prefix trees, with short and long rows on both sides of the twin's windows and thresholds."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from agentrl.learner.batch import Batch
-from agentrl.learner.layout import batch_of
+from agentrl.learner.layout import batch_of, branching
 from agentrl.weights.twin_sizes import VOCABULARY
 
 LENGTHS = ((9, (4, 30, 12)), (37, (9, 41, 20)))
@@ -13,10 +13,10 @@ LENGTHS = ((9, (4, 30, 12)), (37, (9, 41, 20)))
 
 
 def trial_batch(seed: int = 0) -> Batch:
-    """Return a batch of random tokens, the same for the same seed."""
+    """Return a batch of random tokens, the same for the same seed; answers of a group begin alike."""
     rng = np.random.default_rng(seed)
 
     def draw(count: int) -> np.ndarray:
         return rng.integers(3, VOCABULARY - 8, count)
 
-    return batch_of([(draw(prompt), [draw(answer) for answer in answers]) for prompt, answers in LENGTHS])
+    return batch_of([(draw(prompt), branching([draw(answer) for answer in answers])) for prompt, answers in LENGTHS])

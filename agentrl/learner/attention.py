@@ -1,4 +1,4 @@
-"""Attention of the learner's models over rows back to back, and over rows that share a prompt, by one function that transformers calls."""
+"""Attention of the learner's models over rows back to back, and over prefix trees of rows, by one function that transformers calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Kernel:
 
     name: str  # as `--attn-implementation` has it
     packed: bool  # whether rows follow each other in one sequence instead of being padded
-    shares: bool  # whether it takes rows that share a prompt
+    shares: bool  # whether it takes rows that share tokens, as prefix trees
     applies: frozenset[str] = frozenset()  # of `EXTRAS`, what it does if a layer asks for it
     costs: Costs
 
@@ -140,7 +140,7 @@ def attend(
         query: # [B, heads, L, head size]
         key: Fewer heads are repeated. # [B, key heads, L, head size]
         value: As `key`.
-        attention_mask: `BlockMask` for rows that share prompts, otherwise none.
+        attention_mask: `BlockMask` for prefix trees of rows, otherwise none.
         packed: The kernel for rows back to back.
         cu_seq_lens_q: Where rows begin and the last ends; without it every sequence is a row. # [rows + 1] int32
         max_length_q: Tokens of the longest row.
@@ -264,7 +264,7 @@ def _flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Bl
         compiled: Tensor = ALL_ATTENTION_FUNCTIONS["flex_attention"](module, query, key, value, mask, **options)[0]
         return compiled
     if options.get("s_aux") is not None or options.get("softcap") is not None:
-        raise ValueError("sinks and soft caps are not supported for shared prompts on a CPU")
+        raise ValueError("sinks and soft caps are not supported for prefix trees on a CPU")
     scale, grouped = options.get("scaling"), query.shape[1] != key.shape[1]
     output = nn.functional.scaled_dot_product_attention(query, key, value, expanded(mask), scale=scale, enable_gqa=grouped)
     return output.transpose(1, 2)
@@ -318,44 +318,37 @@ def _join_rows(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any], output
     return torch.cat([row[:length] for row, length in zip(output, lengths, strict=True)])[None]
 
 
-def shared_prompt_mask(segment: Tensor, prompt: Tensor) -> BlockMask:
-    """Return the block mask of sequences in which rows share prompts, without a tensor of [L, L].
+def tree_mask(ends: Tensor) -> BlockMask:
+    """Return the block mask of sequences in which rows share tokens as prefix trees, without a tensor of [L, L].
 
-    A token sees what is before it in its own segment and in the prompt of its row.
+    A token sees itself and its ancestors. In the order of a walk over the trees, the descendants of a token follow it without a gap.
 
     Args:
-        segment: Number of the segment (a prompt, or what one row adds to it) of every token, ascending. # [L]
-        prompt: Number of the segment that is the prompt of the token's row. # [L]
+        ends: Place behind the last descendant of every token. # [L]
     """
 
     def visible(_: Tensor, __: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k) & ((segment[k] == segment[q]) | (segment[k] == prompt[q]))
+        return (q >= k) & (q < ends[k])
 
-    some, every = _blocks(segment, prompt)
+    some, every = _blocks(ends)
     partial = some & ~every
-    length = len(segment)
+    length = len(ends)
     return BlockMask.from_kv_blocks(
         *_listed(partial), *_listed(every), BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=visible, seq_lengths=(length, length)
     )
 
 
-def _blocks(segment: Tensor, prompt: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which blocks may have a pair that sees each other, and which have no other pairs. # [blocks, blocks] bool both.
-
-    Decided by the first and the last segment of a block; a block too many in the former is masked inside.
-    """
-    count = -(-len(segment) // BLOCK)
-    last = torch.arange(1, count + 1, device=segment.device).mul(BLOCK).clamp(max=len(segment)) - 1
-    first = torch.arange(count, device=segment.device) * BLOCK
-    (own_first, own_last), (prompt_first, prompt_last) = ((part[first][:, None], part[last][:, None]) for part in (segment, prompt))
-    begin, end = segment[first][None], segment[last][None]
-    number = torch.arange(count, device=segment.device)
-    below = number[:, None] - number[None]
-    inside = (own_first <= end) & (begin <= own_last)
-    in_prompt = (prompt_first <= end) & (begin <= prompt_last)
-    whole_own = (own_first == own_last) & (begin == end) & (begin == own_first)
-    whole_prompt = (prompt_first == prompt_last) & (begin == end) & (begin == prompt_first)
-    return (below >= 0) & (inside | in_prompt), (below > 0) & (whole_own | whole_prompt)
+def _blocks(ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which blocks have a pair that sees each other, and which have no other pairs. # [blocks, blocks] bool both."""
+    length, count = len(ends), -(-len(ends) // BLOCK)
+    first = torch.arange(count, device=ends.device) * BLOCK
+    last = (first + BLOCK).clamp(max=length) - 1
+    # What stands behind the sequence ends with it, so that it changes neither number.
+    whole = nn.functional.pad(ends, (0, count * BLOCK - length), value=length).view(count, BLOCK)
+    begins_inside = first[:, None] < whole.amax(1)
+    all_inside = last[:, None] < whole.amin(1)
+    below = first[:, None] - first
+    return (below >= 0) & begins_inside, (below > 0) & all_inside
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:

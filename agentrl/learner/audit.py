@@ -22,11 +22,12 @@ from agentrl.core.types import derive_seed
 from agentrl.learner.attention import rows_are_separated, separate_rows
 from agentrl.learner.batch import Batch
 from agentrl.learner.engine import whole_parameters
-from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles
+from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.models import PolicyModel, load_model
 from agentrl.learner.optimizers import full_shape
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
+from agentrl.learner.trees import one_row_bundles
 from agentrl.weights.routers import Routers
 
 CANNOT, NO_MEMORY = 1.0, 2.0

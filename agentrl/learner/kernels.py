@@ -14,9 +14,10 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.language_models import set_text_attention
 from agentrl.learner.attention import EXTRAS, KERNELS, Kernel, choose_kernel, register, register_reference, separate_rows
 from agentrl.learner.engine import TrainEngine
-from agentrl.learner.layout import ROUNDING, Layout, MicroBatch, can_pack, can_share, one_row_bundles, probe_batch, share_prompts
+from agentrl.learner.layout import ROUNDING, Layout, MicroBatch, can_pack, can_share, in_order, probe_batch
 from agentrl.learner.models import PolicyModel
 from agentrl.learner.settings import LearnerSettings
+from agentrl.learner.trees import one_row_bundles, share_prefixes
 from agentrl.weights.twin import ROW, twin_of
 from agentrl.weights.twin_sizes import VOCABULARY
 
@@ -43,7 +44,7 @@ class Proof:
         self._asked = self._extras()
 
     def problem(self, kernel: Kernel, *, share: bool = False) -> str:
-        """Return why rows laid out for a kernel, with shared prompts if asked, have other scores than alone; "" if they have the same."""
+        """Return why rows laid out for a kernel, as prefix trees if asked, have other scores than alone; "" if they have the same."""
         if self._small is None or self._expected is None:
             return self._unproven(kernel)
         try:
@@ -77,15 +78,14 @@ class Proof:
 
     def _scores(self, kernel: Kernel, share: bool) -> Tensor:
         budget = self._batch.num_tokens
-        bundles = share_prompts(self._batch, budget=budget, hidden_size=budget) if share else one_row_bundles(self._batch)
+        bundles = share_prefixes(self._batch, budget=budget, hidden_size=budget) if share else one_row_bundles(self._batch)
         micro = Layout(self._batch).micro_batch(bundles, packed=kernel.packed)
         return self._score(micro)
 
     def _score(self, micro: MicroBatch) -> Tensor:
         policy = PolicyModel(self._small)
         policy.whole = True
-        found: Tensor = policy(micro.to(self._device))[0]
-        return found
+        return in_order(micro, policy(micro.to(self._device))[0])
 
     @torch.no_grad()
     def _alone(self) -> Tensor | None:
@@ -140,10 +140,10 @@ def fit_kernel(settings: LearnerSettings, engine: TrainEngine, models: Sequence[
         settings: Of the learner.
         engine: The policy.
         models: What has a transformers model as its `model`; the policy's first, the others of the same class.
-        share: True if rows with the same prompt should go through the model as one sequence.
+        share: True if rows that begin with the same tokens should go through the model as one sequence.
 
     Returns:
-        The kernel, and True if prompts may be shared.
+        The kernel, and True if rows may share tokens.
 
     Raises:
         ConfigError: If a kernel was asked for by name and the model cannot be run with it.
@@ -204,7 +204,7 @@ def fit_teacher(teacher: PolicyModel, called: Any, name: str, device: torch.devi
     """Give a teacher, which may have another architecture than the policy, a kernel that takes rows laid out for the policy's `kernel`.
 
     Returns:
-        True if prompts may be shared with it too; never without `share`.
+        True if rows may share tokens with it too; never without `share`.
 
     Raises:
         ConfigError: If it does not keep rows apart that follow each other without padding.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -14,42 +13,35 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agentrl.config.model_shape import attends_to_everything, text_part
-from agentrl.core.images import ImageInput, joined_tensors
+from agentrl.core.images import ImageInput, PlacedImage, joined_tensors
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FinishReason, FloatArray, Group, IntArray, Status, Task, Trajectory, Turn, floats, ints
-from agentrl.learner.attention import BLOCK, PADDED, Costs, shared_prompt_mask
+from agentrl.learner.attention import tree_mask
 from agentrl.learner.batch import Batch, Row, collate, experts_shape, moved
-from agentrl.learner.sharding import busiest, work
+from agentrl.learner.trees import Bundle, one_row_bundles, share_prefixes
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """Rows that go through the model as one sequence; see `agentrl.learner.layout`."""
-
-    rows: tuple[int, ...]  # their numbers in the batch
-    prompt: int  # tokens that all of them begin with and that are there once; 0 for a single row
-    length: int  # tokens of the sequence
-    group: int  # group of the rows
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Rows that go through the model together, in B sequences of at most L tokens, with `a` action tokens."""
+    """Rows that go through the model together, in B sequences of at most L tokens, with `a` action tokens and `p` predictions.
+
+    An action token that rows share is predicted once, and is an action token of each of them.
+    """
 
     input_ids: Tensor  # [B, L] or [1, L]: padded on the right, or all rows back to back in one
     real: Tensor  # [B * L] bool: which places of the flattened `input_ids` are not padding
     position_ids: Tensor | None  # [B, L]: places within the row, unless those are the places in the sequence
-    segment: Tensor | None = None  # [B, L]: number of the prompt, or of the rest of a row, only where rows share a prompt; -1 for padding
-    prompt: Tensor | None = None  # [B, L]: number of the segment that is the prompt of the token's row
+    ends: Tensor | None = None  # [B, L]: place behind the last token that each token is an ancestor of, only where rows share tokens
     bounds: Tensor | None = None  # [rows + 1] int32: where rows begin and the last ends, only where they follow each other unshared
     longest: int = 0  # tokens of the longest row, with `bounds`
     packed: bool = False  # rows follow each other in one sequence
-    select: Tensor  # [a]: where in the flattened `input_ids` the output that predicts each action token is
-    targets: Tensor  # [a]: the action tokens
-    temperature: Tensor  # [a]: sampling temperature of each action token
+    select: Tensor  # [p]: where in the flattened `input_ids` the output of each prediction is
+    targets: Tensor  # [p]: the action token that is predicted
+    temperature: Tensor  # [p]: sampling temperature of it
     actions: Tensor  # [a]: place of each action token among those of the batch
+    prediction: Tensor | None = None  # [a]: which prediction is that of each action token, where rows share some; `None`: p = a
     experts: Tensor | None = None  # [B * L, layers, top_k] int16: experts of each place in the engine, -1 where they are not known
     num_tokens: int  # tokens without padding
     num_row_tokens: int  # tokens that the rows would have alone
@@ -59,11 +51,8 @@ class MicroBatch:
     def inputs(self) -> dict[str, Any]:
         """Arguments of a transformers model; a mask is made here, on the device, because it is larger than all the rest."""
         inputs: dict[str, Any] = {"input_ids": self.input_ids, "position_ids": self.position_ids, "attention_mask": None, **self.pixels}
-        if self.segment is not None and self.prompt is not None:
-            packed = self.packed
-            inputs["attention_mask"] = (
-                shared_prompt_mask(self.segment[0], self.prompt[0]) if packed else _dense_mask(self.segment, self.prompt)
-            )
+        if self.ends is not None:
+            inputs["attention_mask"] = tree_mask(self.ends[0]) if self.packed else _dense_mask(self.ends)
         if self.bounds is not None:
             inputs |= {"cu_seq_lens_q": self.bounds, "cu_seq_lens_k": self.bounds}
             inputs |= {"max_length_q": self.longest, "max_length_k": self.longest}
@@ -72,10 +61,40 @@ class MicroBatch:
             inputs["seq_idx"] = numbers.repeat_interleave(self.bounds.diff(), output_size=self.input_ids.shape[1])[None]
         return inputs
 
+    def by_action(self, found: Tensor) -> Tensor:
+        """Return what was found for each prediction # [p, ...] for each action token. # [a, ...]."""
+        return found if self.prediction is None else found[self.prediction]
+
+    def predicted_apart(self) -> MicroBatch:
+        """The same micro-batch with a prediction for each action token, so that they may be asked for different tokens."""
+        select, targets, temperature = map(self.by_action, (self.select, self.targets, self.temperature))
+        return replace(self, select=select, targets=targets, temperature=temperature, prediction=None)
+
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on another device."""
         pixels = {name: tensor.to(device, non_blocking=True) for name, tensor in self.pixels.items()}
         return replace(moved(self, device), pixels=pixels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Predictions:
+    """Action tokens of a sequence as `MicroBatch` has them."""
+
+    select: Ints  # [p]: place in the sequence
+    targets: Ints  # [p]
+    temperature: FloatArray  # [p]
+    number: Ints  # [a]
+
+    @staticmethod
+    def of(select: Ints, targets: Ints, temperature: FloatArray, *, shared: bool) -> _Predictions:
+        """Return the predictions of action tokens # [a] each; equal ones once, with `shared`, in the order of their first."""
+        everything = np.arange(len(select))
+        if not shared:
+            return _Predictions(select, targets, temperature, everything)
+        equal = np.stack([select, targets, temperature.view(np.int32)])
+        _, first, number = np.unique(equal, axis=1, return_index=True, return_inverse=True)
+        kept = np.sort(first)
+        return _Predictions(select[kept], targets[kept], temperature[kept], np.searchsorted(kept, first[number.flatten()]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,10 +103,8 @@ class _Sequence:
 
     tokens: Ints  # [l]
     position: Ints  # [l]: place of each token within its row
-    owner: Ints  # [l]: 0 for the prompt, then which row of the bundle a token belongs to, from 1
-    select: Ints  # [a]: where in the sequence each action token is predicted
-    targets: Ints  # [a]: the action tokens
-    temperature: FloatArray  # [a]: sampling temperature of each action token
+    ends: Ints  # [l]: place behind the last token that each token is an ancestor of
+    predictions: _Predictions
     actions: Ints  # [a]: place of each action token among those of the batch
     experts: npt.NDArray[np.int16] | None  # [l, layers, top_k]: experts of each token in the engine, -1 where they are not known
     num_row_tokens: int  # tokens that the rows would have alone
@@ -124,12 +141,10 @@ class Layout:
             input_ids=join([sequence.tokens for sequence in sequences]),
             real=join([np.ones(length, dtype=np.bool_) for length in lengths]).flatten(),
             position_ids=join([sequence.position for sequence in sequences]) if packed or shared else None,
-            **(_segments(sequences, packed=packed) if shared else {}),
+            ends=_ends(sequences, begins, packed=packed) if shared else None,
             **(_bounds(lengths) if packed and not shared else {}),
             packed=packed,
-            select=torch.from_numpy(np.concatenate([sequence.select + begin for sequence, begin in zip(sequences, begins, strict=True)])),
-            targets=torch.from_numpy(np.concatenate([sequence.targets for sequence in sequences])),
-            temperature=torch.from_numpy(np.concatenate([sequence.temperature for sequence in sequences])),
+            **_joined_predictions([sequence.predictions for sequence in sequences], begins),
             actions=torch.from_numpy(np.concatenate([sequence.actions for sequence in sequences])),
             experts=_joined_experts(sequences, packed=packed),
             num_tokens=int(lengths.sum()),
@@ -143,10 +158,8 @@ class Layout:
         return _Sequence(
             tokens=image.token_ids.astype(np.int64),
             position=np.arange(length),
-            owner=np.zeros(length, dtype=np.int64),
-            select=nothing,
-            targets=nothing,
-            temperature=np.zeros(0, dtype=np.float32),
+            ends=np.full(length, length),
+            predictions=_Predictions(nothing, nothing, np.zeros(0, dtype=np.float32), nothing),
             actions=nothing,
             experts=None if self._experts is None else np.full((length, *self._experts), -1, np.int16),
             num_row_tokens=length,
@@ -154,41 +167,43 @@ class Layout:
         )
 
     def _sequence(self, bundle: Bundle) -> _Sequence:
-        prompt, at = bundle.prompt, bundle.prompt
         rows = [self._rows[row] for row in bundle.rows]
-        tokens, position, owner = [rows[0].tokens[:prompt]], [np.arange(prompt)], [np.zeros(prompt, dtype=np.int64)]
-        select, targets = [], []
-        for number, row in enumerate(rows, 1):
+        tokens, position, select, targets, images = [], [], [], [], list[PlacedImage]()
+        ends, path, at, num_row_tokens = np.full(bundle.length, bundle.length), np.zeros(0, dtype=np.int64), 0, 0
+        for row, shared in zip(rows, bundle.shared, strict=True):
             row_tokens, places = row.tokens, row.action_positions
-            predicted = places.astype(np.int64) - 1
             end = int(places[-1])
-            select.append(np.where(predicted < prompt, predicted, predicted - prompt + at))
+            # What the row before does not share with this one has no descendants from here on.
+            ends[path[shared:]] = at
+            path = np.concatenate([path[:shared], np.arange(at, at + end - shared)])
+            select.append(path[places - 1])
             targets.append(row_tokens[places])
-            tokens.append(row_tokens[prompt:end])
-            position.append(np.arange(prompt, end))
-            owner.append(np.full(end - prompt, number))
-            at += end - prompt
+            tokens.append(row_tokens[shared:end])
+            position.append(np.arange(shared, end))
+            images += [each for each in row.images if each.place >= shared]
+            at += end - shared
+            num_row_tokens += end
+        temperature = np.concatenate([row.temperatures for row in rows])
+        found = np.concatenate(select), np.concatenate(targets).astype(np.int64), temperature
         return _Sequence(
             tokens=np.concatenate(tokens).astype(np.int64),
             position=np.concatenate(position),
-            owner=np.concatenate(owner),
-            select=np.concatenate(select),
-            targets=np.concatenate(targets).astype(np.int64),
-            temperature=np.concatenate([row.temperatures for row in rows]),
+            ends=ends,
+            predictions=_Predictions.of(*found, shared=len(rows) > 1),
             actions=np.concatenate([np.arange(self._bounds[row], self._bounds[row + 1]) for row in bundle.rows]),
-            experts=self._bundle_experts(rows, prompt),
-            num_row_tokens=at + (len(bundle.rows) - 1) * prompt,
-            images=tuple(each.image for number, row in enumerate(rows) for each in row.images if not number or each.place >= prompt),
+            experts=self._bundle_experts(rows, bundle.shared),
+            num_row_tokens=num_row_tokens,
+            images=tuple(each.image for each in images),
         )
 
-    def _bundle_experts(self, rows: Sequence[Row], prompt: int) -> npt.NDArray[np.int16] | None:
+    def _bundle_experts(self, rows: Sequence[Row], shared: Sequence[int]) -> npt.NDArray[np.int16] | None:
         if self._experts is None:
             return None
         parts: list[npt.NDArray[np.int16]] = []
-        for row in rows:
+        for row, begin in zip(rows, shared, strict=True):
             found = row.experts
             whole = np.full((len(row.tokens) - 1, *self._experts), -1, np.int16) if found is None else found
-            parts += [whole[prompt:]] if parts else [whole]
+            parts.append(whole[begin:])
         return np.concatenate(parts)
 
     def _nothing(self) -> MicroBatch:
@@ -221,15 +236,25 @@ def _joined_experts(sequences: Sequence[_Sequence], *, packed: bool) -> Tensor |
     return torch.cat(parts) if packed else pad_sequence(parts, batch_first=True, padding_value=-1).flatten(0, 1)
 
 
-def _segments(sequences: Sequence[_Sequence], *, packed: bool) -> dict[str, Any]:
-    """`segment` and `prompt` of a micro-batch; numbers ascend from sequence to sequence."""
-    firsts = np.cumsum([0, *(int(sequence.owner[-1]) + 1 for sequence in sequences)])
-    segment = [torch.from_numpy(sequence.owner + first) for sequence, first in zip(sequences, firsts, strict=False)]
-    prompt = [torch.full((len(own),), int(first)) for own, first in zip(segment, firsts, strict=False)]
+def _joined_predictions(parts: Sequence[_Predictions], begins: Ints) -> dict[str, Any]:
+    """Return the predictions of sequences that begin at some places of a micro-batch, by their names there."""
+    select = np.concatenate([part.select + begin for part, begin in zip(parts, begins, strict=True)])
+    counts = np.cumsum([0, *(len(part.select) for part in parts)])
+    number = np.concatenate([part.number + count for part, count in zip(parts, counts, strict=False)])
+    return {
+        "select": torch.from_numpy(select),
+        "targets": torch.from_numpy(np.concatenate([part.targets for part in parts])),
+        "temperature": torch.from_numpy(np.concatenate([part.temperature for part in parts])),
+        "prediction": torch.from_numpy(number) if len(number) > len(select) else None,
+    }
+
+
+def _ends(sequences: Sequence[_Sequence], begins: Ints, *, packed: bool) -> Tensor:
+    """`ends` of a micro-batch; padding sees the padding before it, so that nothing is undefined."""
     if packed:
-        return {"segment": torch.cat(segment)[None], "prompt": torch.cat(prompt)[None]}
-    pad = functools.partial(pad_sequence, batch_first=True, padding_value=-1)
-    return {"segment": pad(segment), "prompt": pad(prompt)}
+        return _in_a_row([sequence.ends + begin for sequence, begin in zip(sequences, begins, strict=True)])
+    width = max(len(sequence.ends) for sequence in sequences)
+    return pad_sequence([torch.from_numpy(sequence.ends) for sequence in sequences], batch_first=True, padding_value=width)
 
 
 def _bounds(lengths: Ints) -> dict[str, Any]:
@@ -237,113 +262,37 @@ def _bounds(lengths: Ints) -> dict[str, Any]:
     return {"bounds": bounds, "longest": int(lengths.max())}
 
 
-def _dense_mask(segment: Tensor, prompt: Tensor) -> Tensor:
-    """A token attends to what is before it in the prompt and in its own row; padding to padding, so that nothing is undefined."""
-    keys = segment[:, None, :]
-    return ((segment[:, :, None] == keys) | (prompt[:, :, None] == keys)).tril()[:, None]
+def _dense_mask(ends: Tensor) -> Tensor:
+    """A token attends to itself and its ancestors: to what stands before it and has not ended. # [B, L] -> [B, 1, L, L] bool."""
+    places = torch.arange(ends.shape[1], device=ends.device)
+    return (places[:, None] < ends[:, None, :]).tril()[:, None]
 
 
 def describe_layout(micros: Sequence[MicroBatch]) -> MetricSums:
     """``padding``, the share of what goes through the model that is padding, and ``micro_batches`` over all ranks.
 
-    Also ``shared_prompts``, the share of the rows' tokens that need not go through it, because they are another row's prompt.
+    Also ``shared_prompts``, the share of the rows' tokens that need not go through it, because another row begins with them too, and their
+    number, ``tokens/saved``.
     """
     stats = MetricSums()
     area = sum(micro.input_ids.numel() for micro in micros)
     tokens, row_tokens = sum(micro.num_tokens for micro in micros), sum(micro.num_row_tokens for micro in micros)
     stats.mean("padding", float(area - tokens), float(area))
     stats.mean("shared_prompts", float(row_tokens - tokens), float(row_tokens))
+    stats.total("tokens/saved", float(row_tokens - tokens))
     stats.total("micro_batches", float(len(micros)))
     return stats
 
 
 PROBE_WIDTH = 1024
-"""Width of a model for which sharing six tokens is worth it."""
+"""Width of a model for which sharing a few tokens is worth it."""
 
 ROUNDING = {torch.float32: 0.01, torch.bfloat16: 0.25}
 """Difference that passes for rounding, as a share of that without a mask; about 1 if a model ignores the mask."""
 
 
-@dataclass(slots=True)
-class _Open:
-    rows: list[int]
-    length: int
-
-
-def one_row_bundles(batch: Batch) -> list[Bundle]:
-    """Every row as a sequence of its own."""
-    return [
-        Bundle(rows=(row,), prompt=0, length=length, group=group)
-        for row, (length, group) in enumerate(zip(batch.input_lengths().tolist(), batch.row_group().tolist(), strict=True))
-    ]
-
-
-def share_prompts(batch: Batch, *, budget: int, hidden_size: int, parts: int = 1, costs: Costs = PADDED) -> list[Bundle]:
-    """Rows of a group that begin with the same tokens, up to their first action token, in one sequence where that is less work.
-
-    Bundles are in the order of their first rows; one of several rows has at most `budget` tokens. The width of the model, `hidden_size`,
-    and the kernel's `costs` decide how much attention weighs against everything else. With several `parts` (ranks times mini-batches) the
-    bundles are kept so short that the busiest part has the least work: while others wait, one rank saves nothing with a prompt that it
-    computes once.
-    """
-    prompts = _same_prompts(batch)
-    if parts == 1:
-        return _shared(batch, prompts, budget, hidden_size, costs)
-    fair = batch.num_tokens // parts
-    limits = [budget, *(limit for limit in (fair, fair // 2, fair // 4, fair // 8, 0) if limit < budget)]
-    candidates = [_shared(batch, prompts, limit, hidden_size, costs) for limit in limits]
-    return min(candidates, key=lambda bundles: busiest([work(bundle.length, hidden_size) for bundle in bundles], parts))
-
-
-def _same_prompts(batch: Batch) -> list[int]:
-    """Number of the beginning of each row; rows of a group with the same number have the same tokens before their first action token.
-
-    The engine chose the same experts for them, too.
-    """
-    seen: dict[tuple[int, bytes], int] = {}
-    firsts = (_beginning(row.turns[0]) for row in batch.rows)
-    return [seen.setdefault(key, len(seen)) for key in zip(batch.row_group().tolist(), firsts, strict=True)]
-
-
-def _beginning(turn: Turn) -> bytes:
-    experts = b"" if turn.experts is None else turn.experts[: len(turn.prompt_ids)].tobytes()
-    return turn.prompt_ids.tobytes() + experts + "".join(each.image.key for each in turn.images).encode()
-
-
-def _shared(batch: Batch, prompts: Sequence[int], budget: int, hidden_size: int, costs: Costs) -> list[Bundle]:
-    made: list[tuple[_Open, int, int]] = []
-    growing: dict[int, _Open] = {}
-    for single in one_row_bundles(batch):
-        (row,) = single.rows
-        prompt = len(batch.rows[row].turns[0].prompt_ids)
-        bundle = growing.get(prompts[row])
-        if bundle is not None and _worth_it(bundle.length, prompt, single.length, budget, hidden_size, costs):
-            bundle.rows.append(row)
-            bundle.length += single.length - prompt
-        else:
-            growing[prompts[row]] = _Open([row], single.length)
-            made.append((growing[prompts[row]], prompt, single.group))
-    return [
-        Bundle(rows=tuple(bundle.rows), prompt=prompt if len(bundle.rows) > 1 else 0, length=bundle.length, group=group)
-        for bundle, prompt, group in made
-    ]
-
-
-def _worth_it(so_far: int, prompt: int, whole: int, budget: int, hidden_size: int, costs: Costs) -> bool:
-    """Return True if appending a `whole` row without its `prompt` to a sequence of `so_far` tokens is less work than the row alone.
-
-    In multiplications of a layer, over its width: 12 times the width for a token's projections; for attention 2 for every pair of
-    tokens that the kernel computes, times what a multiplication there costs.
-    """
-    suffix = whole - prompt
-    longer = so_far + suffix
-    pairs = suffix * (prompt + BLOCK) + suffix**2 / 2 if costs.skips else longer**2 - so_far**2
-    shared = 12 * hidden_size * suffix + 2 * costs.masked * pairs
-    return longer <= budget and shared <= 12 * hidden_size * whole + costs.causal * whole**2
-
-
 def can_share(score: Callable[[MicroBatch], Tensor], config: Any, device: torch.device, *, packed: bool = False, rounding: float) -> bool:
-    """Return True if a model gives the same results for rows that share a prompt as for single rows; tried on the model itself.
+    """Return True if a model gives the same results for rows that share tokens as for single rows; tried on the model itself.
 
     False with a window of attention (rows longer than it would see too much), with layers that carry a state from token to token, or with
     positions that do not come from ``position_ids``. `score` gives the log-probabilities of a micro-batch's action tokens; differences
@@ -352,9 +301,9 @@ def can_share(score: Callable[[MicroBatch], Tensor], config: Any, device: torch.
     if not attends_to_everything(config):
         return False
     batch = probe_batch(text_part(config)["vocab_size"])
-    bundles = share_prompts(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH)
+    bundles = share_prefixes(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH)
     together = Layout(batch).micro_batch(bundles, packed=packed)
-    mixed_up = replace(together, segment=None, prompt=None, position_ids=None)
+    mixed_up = replace(together, ends=None, position_ids=None)
     return _alike(score, together, mixed_up, probe(config), device, rounding)
 
 
@@ -376,12 +325,16 @@ def _alike(
 ) -> bool:
     """Return True if `together` has the scores of `apart`, by comparison with rows that see each other."""
     try:
-        found = score(together.to(device))
+        found = in_order(together, score(together.to(device)))
     except (TypeError, ValueError, RuntimeError, IndexError):  # a model that takes no such mask says so in one of many ways
         return False
-    expected, mixed = score(apart.to(device)), score(mixed_up.to(device))
-    # Rows and their action tokens are in the same order each time, because all rows are of one group with one prompt.
+    expected, mixed = (in_order(micro, score(micro.to(device))) for micro in (apart, mixed_up))
     return bool((found - expected).abs().mean() < rounding * (mixed - expected).abs().mean())
+
+
+def in_order(micro: MicroBatch, found: Tensor) -> Tensor:
+    """Return what was found for the action tokens of a micro-batch in the order of the batch. # [a]."""
+    return found[micro.actions.argsort().to(found.device)]
 
 
 def probe(config: Any, *, packed: bool = False) -> MicroBatch:
@@ -391,9 +344,18 @@ def probe(config: Any, *, packed: bool = False) -> MicroBatch:
 
 
 def probe_batch(vocabulary: int, *, prompt: int = 6, sampled: Sequence[int] = (3, 5, 4)) -> Batch:
-    """Rows of one group that begin with the same prompt and go on with others; numbers of tokens."""
+    """Rows of one group that begin with the same prompt, each answer with a third of the one before; numbers of tokens."""
     answers = [(6 + np.arange(length) * (number + 2)) * 7 % vocabulary for number, length in enumerate(sampled)]
-    return batch_of([(np.arange(prompt) * 7 % vocabulary, answers)])
+    return batch_of([(np.arange(prompt) * 7 % vocabulary, branching(answers))])
+
+
+def branching(answers: Sequence[Ints]) -> list[Ints]:
+    """Return the answers, each but the first with a third of the one before at its beginning."""
+    found: list[Ints] = []
+    for answer in answers:
+        common = min(len(answer), len(found[-1])) // 3 if found else 0
+        found.append(np.concatenate([found[-1][:common], answer[common:]]) if common else answer)
+    return found
 
 
 def batch_of(groups: Sequence[tuple[Ints, Sequence[Ints]]]) -> Batch:

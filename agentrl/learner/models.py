@@ -203,10 +203,12 @@ class PolicyModel(nn.Module):
             nats # [a], and the load of the experts as `routing_load` gives it, or nothing # [2, experts]; all float32.
         """
         if self.sequence is None:
-            return self._score(micro, micro.inputs())
-        part, inputs, mine = self.sequence.cut(micro)
-        new, entropy, load = self._score(part, inputs)
-        return self.sequence.gather(new, mine), self.sequence.gather(entropy, mine), load
+            new, entropy, load = self._score(micro, micro.inputs())
+        else:
+            part, inputs, mine = self.sequence.cut(micro)
+            new, entropy, load = self._score(part, inputs)
+            new, entropy = self.sequence.gather(new, mine), self.sequence.gather(entropy, mine)
+        return micro.by_action(new), micro.by_action(entropy), load
 
     def _score(self, micro: MicroBatch, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         inputs = inputs | {"use_cache": False} | ({"output_router_logits": True} if self.routing else {})
@@ -337,9 +339,9 @@ class ValueModel(nn.Module):
     def forward(self, micro: MicroBatch) -> Tensor:
         """Values of the action tokens of a micro-batch. # [a] float32."""
         if self.sequence is None:
-            return self._value(micro, micro.inputs())
+            return micro.by_action(self._value(micro, micro.inputs()))
         part, inputs, mine = self.sequence.cut(micro)
-        return self.sequence.gather(self._value(part, inputs), mine)
+        return micro.by_action(self.sequence.gather(self._value(part, inputs), mine))
 
     def _value(self, micro: MicroBatch, inputs: dict[str, Any]) -> Tensor:
         hidden: Tensor = self.model(**inputs, use_cache=False).last_hidden_state

@@ -27,7 +27,7 @@ class SequenceGroup:
     group: dist.ProcessGroup
 
     def cut(self, micro: MicroBatch) -> tuple[MicroBatch, dict[str, Any], Tensor]:
-        """Return this rank's part of a packed micro-batch, the arguments for the model, and which action tokens are in it. # [a] bool.
+        """Return this rank's part of a packed micro-batch, the arguments for the model, and which predictions are in it. # [p] bool.
 
         Attention sees all tokens, so bounds and mask are those of the whole sequence, which is padded by a row of its own.
         """
@@ -44,7 +44,6 @@ class SequenceGroup:
             select=whole.select[mine] - begin,
             targets=whole.targets[mine],
             temperature=whole.temperature[mine],
-            actions=whole.actions[mine],
             experts=None if whole.experts is None else whole.experts[begin:end],
         )
         return part, inputs, mine
@@ -61,13 +60,12 @@ class SequenceGroup:
             changed["experts"] = pad(micro.experts, (0, 0, 0, 0, 0, more), value=-1)
         if micro.bounds is not None and more:
             changed["bounds"] = pad(micro.bounds, (0, 1), value=length + more)
-        if micro.segment is not None and micro.prompt is not None:
-            last = int(micro.segment[0, -1]) + 1
-            changed |= {"segment": pad(micro.segment, (0, more), value=last), "prompt": pad(micro.prompt, (0, more), value=last)}
+        if micro.ends is not None:
+            changed["ends"] = pad(micro.ends, (0, more), value=length + more)
         return replace(micro, **changed)
 
     def gather(self, scores: Tensor, mine: Tensor) -> Tensor:
-        """Return the scores of all action tokens of a micro-batch # [a], made of those of each rank's part."""
+        """Return the scores of all predictions of a micro-batch # [p], made of those of each rank's part."""
         exchange: Any = _Gather
         gathered: Tensor = exchange.apply(scores, mine, self.group)
         return gathered

@@ -32,7 +32,7 @@ from agentrl.learner.audit import Audit, begin_audit
 from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
 from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
-from agentrl.learner.layout import Layout, MicroBatch, describe_layout, one_row_bundles, share_prompts
+from agentrl.learner.layout import Layout, MicroBatch, describe_layout
 from agentrl.learner.models import balance_share, experts_per_token, vocabulary_of
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
@@ -40,6 +40,7 @@ from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
 from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets, denominators
 from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_scores, with_teachers_tokens
+from agentrl.learner.trees import one_row_bundles, share_prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Models:
     teacher: Any = None  # frozen model to learn from, called like the policy; `None` without distillation
     critic: TrainEngine | None = None  # value model with an optimizer of its own; only for estimators that need values
     kernel: Kernel = KERNELS["sdpa"]  # attention of the models, which decides how rows are laid out
-    share_prompts: bool = False  # True if rows with the same prompt may go through the models as one sequence
+    share_prompts: bool = False  # True if rows that begin with the same tokens may go through the models as one sequence
 
 
 class TrainingStep:
@@ -117,7 +118,7 @@ class TrainingStep:
         parts = ranks * self.algo.mini_batches if ranks > 1 else 1
         bundles = one_row_bundles(host)
         if self.models.share_prompts:
-            bundles = share_prompts(host, budget=budget, hidden_size=width, parts=parts, costs=kernel.costs)
+            bundles = share_prefixes(host, budget=budget, hidden_size=width, parts=parts, costs=kernel.costs)
         plans = plan_updates(
             [bundle.length for bundle in bundles],
             [bundle.group for bundle in bundles],

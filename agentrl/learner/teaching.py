@@ -59,7 +59,8 @@ def with_teachers_tokens(micro: MicroBatch, batch: Batch) -> MicroBatch:
     """Return a micro-batch that asks for the log-probabilities of the teacher's tokens too: targets # [a, 1 + K]; without them as it is."""
     if batch.teacher_ids is None:
         return micro
-    return replace(micro, targets=torch.cat([micro.targets[:, None], batch.teacher_ids[micro.actions]], dim=1))
+    apart = micro.predicted_apart()
+    return replace(apart, targets=torch.cat([apart.targets[:, None], batch.teacher_ids[micro.actions]], dim=1))
 
 
 def divergence_from_teacher(scores: Tensor, at: Tensor, batch: Batch, direction: str) -> tuple[Tensor, Tensor | None]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from agentrl.core.types import FinishReason, Group, IntArray, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import Batch, collate
-from agentrl.learner.layout import Layout, one_row_bundles, share_prompts
+from agentrl.learner.layout import Layout
 from agentrl.learner.sharding import balance, plan_updates, work
+from agentrl.learner.trees import one_row_bundles, share_prefixes
 
 HIDDEN_SIZE = 3584
 BUDGET = 32768
@@ -54,7 +55,7 @@ def answer(prompt: IntArray, length: int) -> Turn:
 
 def places(batch: Batch, *, ranks: int, share: bool) -> tuple[list[list[int]], Sequence[int]]:
     """Return the sequences of each rank, by number, and the work of every sequence."""
-    bundles = share_prompts(batch, budget=BUDGET, hidden_size=HIDDEN_SIZE, parts=ranks) if share else one_row_bundles(batch)
+    bundles = share_prefixes(batch, budget=BUDGET, hidden_size=HIDDEN_SIZE, parts=ranks) if share else one_row_bundles(batch)
     lengths, group = [bundle.length for bundle in bundles], [bundle.group for bundle in bundles]
     (plan,) = plan_updates(lengths, group, updates=1, ranks=ranks, budget=BUDGET, packed=True, hidden_size=HIDDEN_SIZE)
     return [[row for micro in micros for row in micro] for micros in plan.micros], [work(length, HIDDEN_SIZE) for length in lengths]

@@ -29,7 +29,8 @@ from agentrl.doctor.machine.packages import installed
 from agentrl.doctor.machine.speed import matmul_rate
 from agentrl.learner.attention import KERNELS, Costs, register
 from agentrl.learner.batch import Batch, collate
-from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles, share_prompts
+from agentrl.learner.layout import Layout, MicroBatch
+from agentrl.learner.trees import one_row_bundles, share_prefixes
 from agentrl.profile.memory import CONTEXT, learner_parts
 from agentrl.profile.speed import pass_flops
 from tests.benchmarks._gpu_checks import WHOLE, Found, demo, doctor, findings
@@ -163,7 +164,7 @@ class Bench:
         policy = self._policy(checkpointing=True)
         for prompt, length in self.sizes.prompts:
             batch = batch_of(self.sizes.members, prompt, length)
-            shared = share_prompts(batch, budget=10**9, hidden_size=self.shape.hidden_size, costs=ALL_SHARED)
+            shared = share_prefixes(batch, budget=10**9, hidden_size=self.shape.hidden_size, costs=ALL_SHARED)
             times = {}
             for name, kernel, bundles in (
                 ("dense mask", "sdpa", shared),

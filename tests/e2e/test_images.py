@@ -21,8 +21,9 @@ from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.learner.batch import collate
-from agentrl.learner.layout import Layout, one_row_bundles
+from agentrl.learner.layout import Layout
 from agentrl.learner.models import PolicyModel
+from agentrl.learner.trees import one_row_bundles
 from agentrl.rollout.images import ImageReader
 from tests.image_support import picture, reader_of
 

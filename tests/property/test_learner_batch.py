@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.core.types import Group, Status, Task
+from agentrl.learner.attention import expanded
 from agentrl.learner.batch import collate
-from agentrl.learner.layout import Layout, one_row_bundles, share_prompts
+from agentrl.learner.layout import Layout
 from agentrl.learner.sharding import plan_updates
-from tests.learner_support import action_targets, make_groups, make_trajectory
+from agentrl.learner.trees import one_row_bundles, share_prefixes
+from tests.learner_support import action_targets, make_groups, make_trajectory, make_trees
 
 
 @st.composite
@@ -74,28 +76,63 @@ def test_a_layout_puts_every_action_behind_its_context(given_groups: tuple[Group
     assert sorted(micro.actions.tolist()) == list(range(batch.num_actions))
 
 
-@given(
-    st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 5), st.integers(1, 200), st.sampled_from([1, 64, 4096]), st.integers(1, 3)
-)
-@settings(max_examples=60, deadline=None)
-def test_rows_that_share_a_prompt_see_what_they_see_alone(
-    seed: int, count: int, members: int, budget: int, hidden_size: int, parts: int
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[Group, ...]:
+    """Groups whose rows branch off each other; of few different tokens, so that rows go on alike by chance, or are equal."""
+    seed, count, branches, depth = (draw(st.integers(0, limit)) for limit in (2**32 - 1, 2, 8, 6))
+    if draw(st.booleans()):
+        return make_groups(count + 1, branches + 1, seed=seed)
+    return make_trees(count + 1, branches=branches + 1, depth=depth, seed=seed, vocabulary=draw(st.sampled_from([3, 4, 64])))
+
+
+@given(trees(), st.integers(1, 200), st.sampled_from([1, 64, 4096]), st.integers(1, 3), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_rows_of_a_tree_see_what_they_see_alone(
+    given_groups: tuple[Group, ...], budget: int, hidden_size: int, parts: int, packed: bool
 ) -> None:
-    batch = collate(make_groups(count, members, seed=seed))
-    bundles = share_prompts(batch, budget=budget, hidden_size=hidden_size, parts=parts)
+    batch = collate(given_groups)
+    bundles = share_prefixes(batch, budget=budget, hidden_size=hidden_size, parts=parts)
     assert sorted(row for bundle in bundles for row in bundle.rows) == list(range(batch.num_rows))
+    assert [min(bundle.rows) for bundle in bundles] == sorted(min(bundle.rows) for bundle in bundles)
     assert all(len(bundle.rows) == 1 or bundle.length <= budget for bundle in bundles)
-    micro = Layout(batch).micro_batch(bundles, packed=False)
+    assert all(batch.row_group()[row] == bundle.group for bundle in bundles for row in bundle.rows)
+    micro = Layout(batch).micro_batch(bundles, packed=packed)
     assert micro.num_row_tokens == int(batch.input_lengths().sum())
     assert micro.num_tokens == sum(bundle.length for bundle in bundles) <= micro.num_row_tokens
     assert sorted(micro.actions.tolist()) == list(range(batch.num_actions))
+    predictions = list(zip(micro.select.tolist(), micro.targets.tolist(), micro.temperature.tolist(), strict=True))
+    if micro.prediction is not None:
+        assert len(set(predictions)) == len(predictions) < batch.num_actions
+    assert micro.by_action(micro.targets).tolist() == action_targets(batch)[micro.actions].tolist()
     width, mask = micro.input_ids.shape[1], micro.inputs()["attention_mask"]
-    for at, action in zip(micro.select.tolist(), micro.actions.tolist(), strict=True):
+    seen_by = None if mask is None else expanded(mask)[None] if packed else mask[:, 0]
+    starts = np.cumsum([0, *(bundle.length for bundle in bundles)])
+    for at, action in zip(micro.by_action(micro.select).tolist(), micro.actions.tolist(), strict=True):
         number = int(batch.row[action])
         row = batch.rows[number]
         position = int(row.action_positions[action - int(batch.row_actions[:number].sum())])
         line, place = divmod(at, width)
-        seen = torch.arange(width) <= place if mask is None else mask[line, 0, place]
+        begin = starts[np.searchsorted(starts, place, "right") - 1] if packed else 0
+        seen = (torch.arange(width) <= place) & (torch.arange(width) >= begin) if seen_by is None else seen_by[line, place]
         assert micro.input_ids[line, seen].tolist() == row.tokens[:position].tolist()
         if micro.position_ids is not None:
             assert micro.position_ids[line, seen].tolist() == list(range(position))
+
+
+@given(trees())
+@settings(max_examples=60, deadline=None)
+def test_one_tree_of_a_group_has_every_beginning_of_its_rows_once(given_groups: tuple[Group, ...]) -> None:
+    batch = collate(given_groups)
+    bundles = share_prefixes(batch, budget=10**9, hidden_size=10**6)
+    inputs = [row.tokens[: row.action_positions[-1]].tolist() for row in batch.rows]
+    for group in range(batch.num_groups):
+        own = [bundle for bundle in bundles if bundle.group == group]
+        rows = [row for row in range(batch.num_rows) if batch.row_group()[row] == group]
+        assert len(own) == len({inputs[row][0] for row in rows})
+        beginnings = {tuple(inputs[row][:end]) for row in rows for end in range(1, len(inputs[row]) + 1)}
+        assert sum(bundle.length for bundle in own) == len(beginnings)
+    for bundle in bundles:
+        for before, row, shared in zip(bundle.rows, bundle.rows[1:], bundle.shared[1:], strict=False):
+            length = min(len(inputs[before]), len(inputs[row]))
+            assert inputs[before][:shared] == inputs[row][:shared]
+            assert shared == length or inputs[before][shared] != inputs[row][shared]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.doctor.machine.findings import Finding, Level, judged
-from agentrl.learner.attention import KERNELS, MODULES, Kernel, attend, register, shared_prompt_mask
+from agentrl.learner.attention import KERNELS, MODULES, Kernel, attend, register, tree_mask
 from agentrl.learner.head import OutputLayer, token_scores
 
 PART = "kernels"
@@ -33,7 +33,7 @@ def kernels(device: torch.device) -> Iterator[Finding]:
             yield Finding(part=PART, name=kernel.name, level=Level.UNTRIED, found=why)
         elif kernel.name != "eager":
             yield attention(kernel, device)
-    yield shared_prompts(device)
+    yield prefix_trees(device)
 
 
 def attention(kernel: Kernel, device: torch.device) -> Finding:
@@ -47,13 +47,13 @@ def attention(kernel: Kernel, device: torch.device) -> Finding:
     return _verdict(kernel.name, worst[None], worst.get(50))
 
 
-def shared_prompts(device: torch.device) -> Finding:
-    """Compare attention of rows that share a prompt with eager attention under a mask of all pairs."""
+def prefix_trees(device: torch.device) -> Finding:
+    """Compare attention of rows that share tokens with eager attention under a mask of all pairs."""
     segment = torch.cat([torch.full((length,), number, device=device) for number, length in enumerate(ROWS[device.type])])
-    prompt = torch.zeros_like(segment)
-    places = torch.arange(len(segment), device=device)
-    seen = (places[:, None] >= places) & ((segment[:, None] == segment) | (segment[None] == 0))
-    mask = shared_prompt_mask(segment, prompt)
+    # The first goes on in the second, which goes on in the third, and in the last.
+    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]], dtype=torch.bool, device=device)
+    seen = ancestors[segment[:, None], segment].tril()
+    mask = tree_mask(seen.sum(0) + torch.arange(len(segment), device=device))
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attend(_layer(), query, key, value, mask, packed=_refused, scaling=HEADS[2] ** -0.5)[0]
@@ -61,7 +61,7 @@ def shared_prompts(device: torch.device) -> Finding:
     def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return _plain(query, key, value, seen)
 
-    return _verdict("shared prompts", _compared(run, eager, _parts(len(segment), device)))
+    return _verdict("prefix trees", _compared(run, eager, _parts(len(segment), device)))
 
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -159,7 +159,7 @@ def _verdict(name: str, errors: Sequence[float], windowed: Sequence[float] | Non
         found += f"; with a window {max(windowed):.4f}"
     wrong = not all(error <= ERROR for error in everything)
     remedy = f"Do not train with it: --attn-implementation sdpa, or another version of torch; {ERROR} passes for rounding."
-    if name == "shared prompts":
+    if name == "prefix trees":
         remedy = f"Train with --no-share-prompts, or another version of torch; {ERROR} passes for rounding."
     return judged(PART, name, found, wrong=wrong, remedy=remedy)
 

@@ -92,7 +92,7 @@ def test_a_model_known_to_be_wrong_is_refused_at_once_with_the_remedy(tmp_path: 
 
 def test_a_layout_that_the_run_does_not_use_is_no_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before, "_certify", None)
-    keep_certificate(certificate_file(SETTINGS, ("sdpa",)), certificate("sdpa, shared prompts"))
+    keep_certificate(certificate_file(SETTINGS, ("sdpa",)), certificate("sdpa, prefix trees"))
     asyncio.run(refuse_wrong(changed(TrainConfig(), share_prompts=False), model(tmp_path, SETTINGS), "cpu"))
 
 

@@ -35,10 +35,10 @@ RUN: Any = run
 EXACT, WRONG = Verdict.EXACT, Verdict.WRONG
 EVERYTHING = {"eager, padded": EXACT, "sdpa, padded": EXACT, "varlen, packed": EXACT}
 MODELS: Mapping[str, Mapping[str, Verdict]] = {
-    "deepseek-v3": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
+    "deepseek-v3": EVERYTHING | {"varlen, prefix trees": EXACT, "transformers": EXACT},
     "gemma-3-27b": EVERYTHING | {"LoRA and its merge": EXACT, "transformers": EXACT},
-    "glm-4.5": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
-    "qwen3-235b-a22b": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
+    "glm-4.5": EVERYTHING | {"varlen, prefix trees": EXACT, "transformers": EXACT},
+    "qwen3-235b-a22b": EVERYTHING | {"varlen, prefix trees": EXACT, "transformers": EXACT},
     "gpt-oss-120b": {"eager, padded": EXACT},
     "llama-4-scout": {"eager, padded": EXACT, "sdpa, padded": EXACT, "transformers": EXACT},
 }

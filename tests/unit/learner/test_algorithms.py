@@ -184,8 +184,8 @@ def test_updates_equal_those_written_out(tiny_model: str) -> None:
     """Two epochs of two mini-batches, against a plain loop with torch's AdamW."""
     from transformers import AutoModelForCausalLM
 
-    from agentrl.learner.layout import share_prompts
     from agentrl.learner.sharding import plan_updates
+    from agentrl.learner.trees import share_prefixes
 
     algo = {"ppo_epochs": 2, "mini_batches": 2, "off_policy": "none", "advantage_estimator": "rloo"}
     learner = started(tiny_model, algo=algo)
@@ -194,7 +194,7 @@ def test_updates_equal_those_written_out(tiny_model: str) -> None:
     learner.close()
 
     batch = collate(GROUPS)
-    bundles = share_prompts(batch, budget=10**6, hidden_size=32)
+    bundles = share_prefixes(batch, budget=10**6, hidden_size=32)
     lengths, group = [b.length for b in bundles], [b.group for b in bundles]
     plans = plan_updates(lengths, group, updates=2, ranks=1, budget=10**6, packed=False, hidden_size=32)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -368,7 +368,8 @@ def test_a_model_that_scales_its_logits_is_scored_with_the_scale(tiny_model: str
     learner = started(str(tmp_path), algo={"mini_batches": 2})
     batch = collate(GROUPS)
     state = learner._started
-    from agentrl.learner.layout import Layout, one_row_bundles
+    from agentrl.learner.layout import Layout
+    from agentrl.learner.trees import one_row_bundles
 
     micro = Layout(batch).micro_batch(one_row_bundles(batch), packed=False)
     with torch.no_grad():

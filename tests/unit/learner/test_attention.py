@@ -22,10 +22,11 @@ from agentrl.learner.attention import (
     expanded,
     register,
     separate_rows,
-    shared_prompt_mask,
+    tree_mask,
 )
-from agentrl.learner.layout import Layout, MicroBatch, can_pack, can_share, one_row_bundles, share_prompts
+from agentrl.learner.layout import Layout, MicroBatch, _dense_mask, can_pack, can_share
 from agentrl.learner.models import PolicyModel, tile_mlps
+from agentrl.learner.trees import one_row_bundles, share_prefixes
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings, write_model
 from tests.unit.learner.test_batch import trajectory, turn
 from tests.unit.learner.test_bundles import SHAPE, batch_of
@@ -120,44 +121,51 @@ def test_models_that_mix_packed_rows_up_are_not_packed(tmp_path: Path) -> None:
         gradients(make_settings(path, learner={"attn_implementation": "varlen"}), GROUPS)
 
 
-def test_models_share_prompts_in_packed_rows() -> None:
+def test_models_share_tokens_in_packed_rows() -> None:
     llama, windowed = with_varlen(tiny("Llama")), with_varlen(tiny("Mistral", sliding_window=4))
     assert can_share(scorer(llama), llama.config, CPU, packed=True, rounding=1e-4)
     assert not can_share(scorer(windowed), windowed.config, CPU, packed=True, rounding=0.01)
 
 
-def visible(segment: Tensor, prompt: Tensor) -> Tensor:
-    """Who sees whom, as a dense mask."""
-    return ((segment[:, None] == segment) | (prompt[:, None] == segment)).tril()
+def walked(generator: torch.Generator, count: int) -> Tensor:
+    """Who sees whom in `count` random trees that follow each other, of segments that are longer and shorter than blocks."""
+    parents: list[int] = []
+    line: list[int] = []
+    for _ in range(count):
+        line = []
+        for _ in range(int(torch.randint(1, 9, (1,), generator=generator))):
+            # A segment goes on from the one before it or from an ancestor of it, so that a walk comes by in this order.
+            line = line[: int(torch.randint(1, len(line) + 1, (1,), generator=generator))] if line else []
+            parents.append(line[-1] if line else -1)
+            line.append(len(parents) - 1)
+    above = torch.eye(len(parents), dtype=torch.bool)
+    for number, parent in enumerate(parents):
+        if parent >= 0:
+            above[number] |= above[parent]
+    lengths = torch.randint(1, 400, (len(parents),), generator=generator)
+    own = torch.arange(len(parents)).repeat_interleave(lengths)
+    return above[own[:, None], own].tril()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_block_mask_says_what_the_dense_one_says(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    segment, prompt, number = [], [], 0
-    for _ in range(3):
-        rows = int(torch.randint(1, 4, (1,), generator=generator))
-        for place in range(rows + 1):
-            length = int(torch.randint(1, 400, (1,), generator=generator))
-            segment += [number + place] * length
-            prompt += [number] * length
-        number += rows + 1
-    own, theirs = torch.tensor(segment), torch.tensor(prompt)
-    mask, dense = shared_prompt_mask(own, theirs), visible(own, theirs)
-    count = -(-len(own) // BLOCK)
+    dense = walked(torch.Generator().manual_seed(seed), 3)
+    ends = dense.sum(0) + torch.arange(len(dense))  # who sees a token follows it without a gap
+    mask = tree_mask(ends)
+    count = -(-len(ends) // BLOCK)
     padded = torch.zeros(count * BLOCK, count * BLOCK, dtype=torch.bool)
-    padded[: len(own), : len(own)] = dense
+    padded[: len(ends), : len(ends)] = dense
     blocks = padded.view(count, BLOCK, count, BLOCK).permute(0, 2, 1, 3)
     assert torch.equal(expanded(mask), dense)
-    listed = int(mask.to_dense().sum())
-    assert listed <= int(blocks.flatten(2).any(-1).sum()) * 1.5
-    if mask.full_kv_num_blocks is not None:
-        assert int(mask.full_kv_num_blocks.sum()) >= int(blocks.flatten(2).all(-1).sum()) * 0.9
+    assert torch.equal(_dense_mask(ends[None])[0, 0], dense)
+    assert int(mask.to_dense().sum()) == int(blocks.flatten(2).any(-1).sum())
+    assert mask.full_kv_num_blocks is not None
+    inside = torch.arange(count * BLOCK).view(count, 1, BLOCK, 1) < len(ends)  # a block may go beyond the sequence
+    assert int(mask.full_kv_num_blocks.sum()) == int((blocks | ~inside).flatten(2).all(-1).sum())
 
 
 def test_flex_attention_takes_the_mask_as_it_is_expanded() -> None:
-    own = torch.arange(4).repeat_interleave(100)
-    mask = shared_prompt_mask(own, torch.zeros_like(own))
+    mask = tree_mask(torch.tensor([400] * 100 + [200] * 100 + [400] * 100 + [400] * 100))
     query, key, value = torch.randn(3, 1, 2, 400, 16).unbind()
     found: Any = flex_attention(query, key, value, block_mask=mask)
     torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(query, key, value, expanded(mask)))
@@ -170,18 +178,18 @@ def test_packed_rows_need_no_mask_and_shared_ones_none_of_all_pairs(monkeypatch:
     assert apart.inputs()["attention_mask"] is None
     assert apart.inputs()["cu_seq_lens_q"].tolist() == [0, 499, 998, 1497, 1996]
     assert apart.inputs()["max_length_k"] == 499
-    together = layout.micro_batch(share_prompts(batch, budget=4000, hidden_size=64, costs=KERNELS["varlen"].costs), packed=True)
+    together = layout.micro_batch(share_prefixes(batch, budget=4000, hidden_size=64, costs=KERNELS["varlen"].costs), packed=True)
     assert together.input_ids.shape == (1, 300 + 4 * 199)
     mask = together.inputs()["attention_mask"]
-    held = [mask.kv_indices, mask.full_kv_indices, mask.kv_num_blocks, together.segment, together.prompt]
+    held = [mask.kv_indices, mask.full_kv_indices, mask.kv_num_blocks, together.ends]
     assert max(tensor.numel() for tensor in held if tensor is not None) <= together.num_tokens
 
 
 def test_long_answers_to_a_short_prompt_share_it_where_the_kernel_skips_what_a_mask_hides() -> None:
-    long = trajectory(turn([1] * 400, [3] * 500))
+    long, other = (trajectory(turn([1] * 400, [token] * 500)) for token in (3, 4))
 
     def shared(costs: Costs) -> bool:
-        return len(share_prompts(batch_of(long, long), budget=10**6, hidden_size=64, costs=costs)) == 1
+        return len(share_prefixes(batch_of(long, other), budget=10**6, hidden_size=64, costs=costs)) == 1
 
     assert not shared(KERNELS["sdpa"].costs)
     assert shared(KERNELS["varlen"].costs)

@@ -9,7 +9,8 @@ import torch
 from agentrl.core.errors import BatchError
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import collate, describe_batch
-from agentrl.learner.layout import Layout, one_row_bundles
+from agentrl.learner.layout import Layout
+from agentrl.learner.trees import one_row_bundles
 
 
 def turn(prompt: list[int], sampled: list[int], *, fresh: bool = False, reward: float = 0.0, version: int = 0) -> Turn:

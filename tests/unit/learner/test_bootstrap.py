@@ -10,8 +10,9 @@ import torch
 from agentrl.config.algorithm import bootstraps
 from agentrl.learner.batch import collate
 from agentrl.learner.bootstrap import apart, with_cuts
-from agentrl.learner.layout import Layout, one_row_bundles
+from agentrl.learner.layout import Layout
 from agentrl.learner.learner import LearnerRank
+from agentrl.learner.trees import one_row_bundles
 from tests.learner_support import CollectingSender, algorithm, cut_short, make_groups, make_settings
 
 GROUPS = cut_short(make_groups(3, 3, seed=4))

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from agentrl.core.types import Group, Task, Trajectory
 from agentrl.learner.batch import Batch, collate
-from agentrl.learner.layout import Layout, MicroBatch, can_share, share_prompts
+from agentrl.learner.layout import Layout, MicroBatch, can_share
 from agentrl.learner.models import PolicyModel
+from agentrl.learner.trees import share_prefixes
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings
 from tests.unit.learner.test_algorithms import started
 from tests.unit.learner.test_batch import trajectory, turn
@@ -27,8 +28,8 @@ def batch_of(*members: Trajectory) -> Batch:
 
 def test_one_sequence_holds_the_prompt_once() -> None:
     batch = batch_of(trajectory(turn([1, 2, 3], [4, 5])), trajectory(turn([1, 2, 3], [6])), trajectory(turn([1, 2, 3], [7, 8, 9])))
-    (bundle,) = share_prompts(batch, budget=100, hidden_size=1000)
-    assert (bundle.rows, bundle.prompt, bundle.length) == ((0, 1, 2), 3, 6)
+    (bundle,) = share_prefixes(batch, budget=100, hidden_size=1000)
+    assert (bundle.rows, bundle.shared, bundle.length) == ((0, 1, 2), (0, 3, 3), 6)
     micro = Layout(batch).micro_batch([bundle], packed=False)
     assert micro.input_ids.tolist() == [[1, 2, 3, 4, 7, 8]]
     assert micro.position_ids is not None
@@ -36,7 +37,8 @@ def test_one_sequence_holds_the_prompt_once() -> None:
     assert micro.targets.tolist() == [4, 5, 6, 7, 8, 9]
     assert micro.select.tolist() == [2, 3, 2, 2, 4, 5]
     assert (micro.num_tokens, micro.num_row_tokens) == (6, 4 + 3 + 5)
-    assert micro.segment is not None
+    assert micro.ends is not None
+    assert micro.ends.tolist() == [[6, 6, 6, 4, 6, 6]]
     assert micro.inputs()["attention_mask"][0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -48,21 +50,24 @@ def test_one_sequence_holds_the_prompt_once() -> None:
 
 
 def test_other_prompts_other_groups_and_full_sequences_stay_apart() -> None:
-    same, other = trajectory(turn([1, 2, 3], [4, 5])), trajectory(turn([1, 2, 9], [4, 5]))
-    groups = [Group(group_id=g, task=Task("x"), trajectories=(same, other, same)) for g in range(2)]
-    found = share_prompts(collate(groups), budget=100, hidden_size=1000)
+    same, other, third = (
+        trajectory(turn(prompt, answer)) for prompt, answer in (([1, 2, 3], [4, 5]), ([6, 2, 3], [4, 5]), ([1, 2, 3], [7, 8]))
+    )
+    groups = [Group(group_id=g, task=Task("x"), trajectories=(same, other, third)) for g in range(2)]
+    found = share_prefixes(collate(groups), budget=100, hidden_size=1000)
     assert [bundle.rows for bundle in found] == [(0, 2), (1,), (3, 5), (4,)]
     assert [bundle.group for bundle in found] == [0, 0, 1, 1]
-    small = share_prompts(batch_of(same, same, same), budget=5, hidden_size=1000)
+    fourth = trajectory(turn([1, 2, 3], [9, 4]))
+    small = share_prefixes(batch_of(same, third, fourth), budget=5, hidden_size=1000)
     assert [bundle.rows for bundle in small] == [(0, 1), (2,)]
 
 
 def test_long_answers_to_a_short_prompt_are_not_put_together() -> None:
     """Between tokens of two answers nothing is attended to, but a masked kernel computes it."""
-    long = trajectory(turn([1, 2], [3] * 500))
-    assert [bundle.rows for bundle in share_prompts(batch_of(long, long), budget=10**6, hidden_size=64)] == [(0,), (1,)]
-    short = trajectory(turn([1] * 500, [3] * 50))
-    assert [bundle.rows for bundle in share_prompts(batch_of(short, short), budget=10**6, hidden_size=64)] == [(0, 1)]
+    long, other = (trajectory(turn([1, 2], [token] * 500)) for token in (3, 4))
+    assert [bundle.rows for bundle in share_prefixes(batch_of(long, other), budget=10**6, hidden_size=64)] == [(0,), (1,)]
+    short, other = (trajectory(turn([1] * 500, [token] * 50)) for token in (3, 4))
+    assert [bundle.rows for bundle in share_prefixes(batch_of(short, other), budget=10**6, hidden_size=64)] == [(0, 1)]
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
@@ -81,7 +86,7 @@ def test_metrics_say_how_much_was_shared(tiny_model: str) -> None:
     metrics = learner.train(0, *groups).metrics
     learner.close()
     batch = collate(groups)
-    saved = int(batch.input_lengths().sum()) - sum(b.length for b in share_prompts(batch, budget=16384, hidden_size=32))
+    saved = int(batch.input_lengths().sum()) - sum(b.length for b in share_prefixes(batch, budget=16384, hidden_size=32))
     assert metrics["shared_prompts"] == pytest.approx(saved / int(batch.input_lengths().sum()))
     assert metrics["shared_prompts"] > 0.1
 
@@ -141,7 +146,7 @@ def test_a_model_with_a_wrong_mask_is_found_out(tmp_path: Path) -> None:
     def without_mask(micro: MicroBatch) -> Tensor:
         from dataclasses import replace
 
-        logprobs: Tensor = policy(replace(micro, segment=None, prompt=None))[0]
+        logprobs: Tensor = policy(replace(micro, ends=None))[0]
         return logprobs
 
     assert not can_share(without_mask, policy.model.config, CPU, rounding=0.01)

@@ -26,9 +26,10 @@ from agentrl.learner import kernels
 from agentrl.learner.attention import KERNELS
 from agentrl.learner.batch import collate
 from agentrl.learner.dropout import disable_dropout
-from agentrl.learner.layout import Layout, one_row_bundles, share_prompts
+from agentrl.learner.layout import Layout
 from agentrl.learner.learner import LearnerRank
 from agentrl.learner.settings import LearnerSettings
+from agentrl.learner.trees import one_row_bundles, share_prefixes
 from agentrl.weights.rope import fix_rope
 from agentrl.weights.twin import build_twin, twin_config
 from tests.learner_support import VOCABULARY, CollectingSender, gradients, make_settings, row_scores, write_tokenizer
@@ -155,7 +156,7 @@ def scores(settings: LearnerSettings) -> tuple[Tensor, str]:
     models, batch = learner._started.models, collate(groups())
     bundles = one_row_bundles(batch)
     if models.share_prompts:
-        bundles = share_prompts(batch, budget=1000, hidden_size=1000)
+        bundles = share_prefixes(batch, budget=1000, hidden_size=1000)
     micro = Layout(batch).micro_batch(bundles, packed=models.kernel.packed)
     found = torch.zeros(batch.num_actions)
     models.policy.engine.train()

@@ -17,8 +17,9 @@ from agentrl.learner.batch import Batch, collate
 from agentrl.learner.engine import whole_parameters
 from agentrl.learner.export import ALONE, NO_PARTS, save_pretrained
 from agentrl.learner.kernels import set_kernel
-from agentrl.learner.layout import Bundle, Layout, one_row_bundles, share_prompts
+from agentrl.learner.layout import Layout
 from agentrl.learner.models import PolicyModel, load_model
+from agentrl.learner.trees import Bundle, one_row_bundles, share_prefixes
 from agentrl.rollout.images import ImageReader, Processor, decoded
 from tests.image_support import group_of_text, group_with_images, read, reader_of
 from tests.learner_support import make_settings
@@ -65,7 +66,7 @@ def test_layouts_have_the_gradients_of_one_row_at_a_time(vision_model: str, batc
     packed = layout.startswith("packed")
     if packed:
         set_kernel(model, KERNELS["varlen"])
-    shared = share_prompts(batch, budget=10_000, hidden_size=WIDE)
+    shared = share_prefixes(batch, budget=10_000, hidden_size=WIDE)
     assert len(shared) == 1 + 1 + 3  # pictures of their own make prompts of their own
     parts = {"padded": [single], "shared": [shared], "packed": [single], "packed shared": [shared]}.get(layout)
     found = gradients(policy, batch, parts or [single[at : at + 2] for at in range(0, len(single), 2)], packed=packed)
@@ -78,7 +79,7 @@ def test_layouts_have_the_gradients_of_one_row_at_a_time(vision_model: str, batc
 
 def test_an_image_of_a_shared_prompt_is_computed_once(batch: Batch) -> None:
     layout = Layout(batch)
-    shared = layout.micro_batch(share_prompts(batch, budget=10_000, hidden_size=WIDE), packed=False)
+    shared = layout.micro_batch(share_prefixes(batch, budget=10_000, hidden_size=WIDE), packed=False)
     alone = layout.micro_batch(one_row_bundles(batch), packed=False)
     assert (alone.pixels["pixel_values"].shape[1], shared.pixels["pixel_values"].shape[1]) == (12, 10)
 

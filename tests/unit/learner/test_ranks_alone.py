@@ -111,12 +111,10 @@ def test_a_sequence_is_padded_to_a_multiple_of_the_ranks() -> None:
     assert lengths == [6, 6, 6]
 
 
-def test_padding_is_a_segment_that_nobody_sees() -> None:
-    numbers = torch.tensor([[0, 0, 1, 1, 2]])
-    whole = SequenceGroup(2, 0, None)._padded(packed(5, segment=numbers, prompt=torch.zeros_like(numbers)))  # type: ignore[arg-type]
-    assert whole.segment is not None
-    assert whole.prompt is not None
-    assert (whole.segment[0, -1], whole.prompt[0, -1]) == (3, 3)
+def test_padding_sees_itself_and_no_tree() -> None:
+    whole = SequenceGroup(2, 0, None)._padded(packed(5, ends=torch.tensor([[5, 5, 4, 4, 5]])))  # type: ignore[arg-type]
+    assert whole.ends is not None
+    assert whole.ends.tolist() == [[5, 5, 4, 4, 5, 6]]
 
 
 def test_a_gradient_goes_to_the_scores_that_a_rank_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from agentrl.core.errors import BatchError, ConfigError
 from agentrl.core.types import Group
 from agentrl.learner.batch import Row, collate
-from agentrl.learner.layout import share_prompts
 from agentrl.learner.learner import LearnerRank
+from agentrl.learner.trees import share_prefixes
 from agentrl.weights.routers import Routers
 from tests.learner_support import (
     CollectingSender,
@@ -117,13 +117,13 @@ def test_a_reference_model_routes_by_itself(model: str) -> None:
 
 def test_prompts_with_different_experts_are_not_shared() -> None:
     batch, budget = collate(GROUPS), 10_000
-    assert max(len(bundle.rows) for bundle in share_prompts(batch, budget=budget, hidden_size=1024)) > 1
+    assert max(len(bundle.rows) for bundle in share_prefixes(batch, budget=budget, hidden_size=1024)) > 1
     first, *others = GROUPS[0].trajectories
     experts = first.turns[0].experts
     assert experts is not None
     turned = replace(first.turns[0], experts=(experts + 1) % 4)
     group = replace(GROUPS[0], trajectories=(replace(first, turns=(turned, *first.turns[1:])), *others))
-    rows = [bundle.rows for bundle in share_prompts(collate([group]), budget=budget, hidden_size=1024)]
+    rows = [bundle.rows for bundle in share_prefixes(collate([group]), budget=budget, hidden_size=1024)]
     assert (0,) in rows
 
 

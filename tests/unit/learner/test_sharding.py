@@ -4,8 +4,8 @@ import pytest
 
 from agentrl.core.types import Group, Task
 from agentrl.learner.batch import collate
-from agentrl.learner.layout import share_prompts
 from agentrl.learner.sharding import balance, busiest, pack, pad, plan_updates, work
+from agentrl.learner.trees import share_prefixes
 from tests.benchmarks.balance import collate_seconds, episodes, max_over_mean
 from tests.unit.learner.test_batch import trajectory, turn
 
@@ -70,13 +70,13 @@ def test_ranks_are_about_equally_busy(ranks: int, groups: int, limit: float) -> 
 
 def test_shared_prompts_never_make_the_busiest_rank_busier() -> None:
     """Eight answers to one long prompt in one sequence would be most of the work of two ranks."""
-    batch = collate([Group(group_id=0, task=Task("x"), trajectories=(trajectory(turn([1] * 300, [2] * 100)),) * 8)])
+    batch = collate([Group(group_id=0, task=Task("x"), trajectories=tuple(trajectory(turn([1] * 300, [2 + n] * 100)) for n in range(8)))])
 
     def most(parts: int, given: int) -> int:
-        bundles = share_prompts(batch, budget=10**6, hidden_size=1000, parts=given)
+        bundles = share_prefixes(batch, budget=10**6, hidden_size=1000, parts=given)
         return busiest([work(bundle.length, 1000) for bundle in bundles], parts)
 
-    assert len(share_prompts(batch, budget=10**6, hidden_size=1000)) == 1
+    assert len(share_prefixes(batch, budget=10**6, hidden_size=1000)) == 1
     assert most(2, 2) < 0.8 * most(2, 1)
     assert all(most(parts, parts) <= most(parts, 1) for parts in range(1, 10))
 

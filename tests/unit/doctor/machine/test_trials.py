@@ -50,7 +50,7 @@ def test_sound_kernels_are_good() -> None:
     found = by_name(kernels.kernels(CPU))
     levels = {name: str(finding.level) for name, finding in found.items()}
     untried = {"flash_attention_2": "not tried", "flash_attention_3": "not tried"}
-    assert levels == {"sdpa": "good", "varlen": "good", "shared prompts": "good", **untried}
+    assert levels == {"sdpa": "good", "varlen": "good", "prefix trees": "good", **untried}
     assert [finding.level for finding in kernels.head(CPU)] == [Level.GOOD]
 
 
@@ -83,8 +83,8 @@ def test_a_wrong_kernel_is_named(kernel: Any, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("few")
 def test_a_mask_that_shows_other_rows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "shared_prompt_mask", lambda segment, prompt: attention.shared_prompt_mask(segment * 0, prompt))
-    shared = by_name(kernels.kernels(CPU))["shared prompts"]
+    monkeypatch.setattr(kernels, "tree_mask", lambda ends: attention.tree_mask(torch.full_like(ends, len(ends))))
+    shared = by_name(kernels.kernels(CPU))["prefix trees"]
     assert shared.level is Level.WRONG
     assert "--no-share-prompts" in shared.remedy
 
