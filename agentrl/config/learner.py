@@ -72,8 +72,8 @@ class LearnerConfig:
     fp32_lm_head: bool = False
     """Compute the logits of training in float32 where the rest is bfloat16."""
     share_prompts: bool = True
-    """Compute tokens with which rows of a group begin alike once, as a prefix tree: prompts, contexts of branches, turns before a fork. Where
-    the model attends to everything and the kernel is not ``eager``."""
+    """Compute tokens with which rows of a group begin alike once, as a prefix tree: prompts, contexts of branches, turns before a fork.
+    Only where the model attends to everything and the kernel is not ``eager``."""
     optimizer_offload: Annotated[bool, Alias("--adam-offload")] = False
     """Keep optimizer state in CPU memory, and update there by torch's fused AdamW (GPU training, ZeRO 1 to 3)."""
     reference_offload: bool = False

@@ -106,6 +106,7 @@ def test_rows_of_a_tree_see_what_they_see_alone(
     assert micro.by_action(micro.targets).tolist() == action_targets(batch)[micro.actions].tolist()
     width, mask = micro.input_ids.shape[1], micro.inputs()["attention_mask"]
     seen_by = None if mask is None else expanded(mask)[None] if packed else mask[:, 0]
+    assert seen_by is None or bool(seen_by.diagonal(dim1=1, dim2=2).all())  # padding sees itself, so that nothing is undefined
     starts = np.cumsum([0, *(bundle.length for bundle in bundles)])
     for at, action in zip(micro.by_action(micro.select).tolist(), micro.actions.tolist(), strict=True):
         number = int(batch.row[action])

@@ -67,7 +67,7 @@ def test_layouts_have_the_gradients_of_one_row_at_a_time(vision_model: str, batc
     if packed:
         set_kernel(model, KERNELS["varlen"])
     shared = share_prefixes(batch, budget=10_000, hidden_size=WIDE)
-    assert len(shared) == 1 + 1 + 3  # pictures of their own make prompts of their own
+    assert [bundle.shared for bundle in shared] == [(0, 12, 12), (0, 4, 4), (0, 1, 1)]  # rows part at pictures of their own
     parts = {"padded": [single], "shared": [shared], "packed": [single], "packed shared": [shared]}.get(layout)
     found = gradients(policy, batch, parts or [single[at : at + 2] for at in range(0, len(single), 2)], packed=packed)
     assert (found[0] - expected[0]).abs().max() < 1e-5

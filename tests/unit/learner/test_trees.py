@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from agentrl.core.types import Group, Task
 from agentrl.learner.attention import KERNELS
