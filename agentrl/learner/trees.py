@@ -25,7 +25,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """Where the rows of a group part: a node stands for the tokens that several rows begin with."""
+    """Places where the rows of a group part: a node stands for the tokens that several rows begin with."""
 
     paths: tuple[tuple[int, ...], ...]  # nodes that each row goes through, from the root on
     depths: tuple[int, ...]  # tokens from the beginning of a row to the end of each node
