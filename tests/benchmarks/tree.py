@@ -1,9 +1,9 @@
 """Tokens and time of the learner for an episode with ten branches: as one prefix tree, and as rows.
 
-    python -m tests.benchmarks.tree [--pairs 5] [--small]
+    python -m tests.benchmarks.tree [--pairs 3] [--case branches] [--kernel sdpa] [--small]
 
 prints a line per case and kernel, ``CASE KERNEL longest=.. rows=.. tree=.. tokens=.. rows_s=.. tree_s=.. time=..``. The model has random
-weights and is four layers as wide as SmolLM2-135M's, with its vocabulary, in float32. A pass is the layout of the batch, forward and
+weights and is two layers as wide as SmolLM2-135M's, with 8,192 tokens, in float32. A pass is the layout of the batch, forward and
 backward of `PolicyModel` through all its micro-batches of at most 16,384 tokens; rows and tree take turns.
 
 ``branches`` is an episode of twelve turns: a prompt of 200 tokens, then 32 sampled and 48 given tokens a turn. From the fourth turn on a
@@ -32,7 +32,7 @@ from agentrl.learner.trees import Bundle, one_row_bundles, share_prefixes
 
 BUDGET = 16384
 TURNS, FIRST = 12, 4
-LARGE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152}
+LARGE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 8192}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
 
 
@@ -116,7 +116,7 @@ def compare(case: str, kernel: str, *, pairs: int, sizes: dict[str, int]) -> Fou
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, max_position_embeddings=4096))
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2, max_position_embeddings=4096))
     if KERNELS[kernel].packed:
         register(kernel)
     model.set_attn_implementation(KERNELS[kernel].implementation)
@@ -147,11 +147,13 @@ def compare(case: str, kernel: str, *, pairs: int, sizes: dict[str, int]) -> Fou
 def main() -> None:
     """Print one line per case and kernel."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--case", choices=list(CASES), nargs="*", default=list(CASES))
+    parser.add_argument("--kernel", choices=["sdpa", "varlen"], nargs="*", default=["sdpa", "varlen"])
     parser.add_argument("--small", action="store_true", help="a model that takes no time")
     arguments = parser.parse_args()
-    for case in CASES:
-        for kernel in ("sdpa", "varlen"):
+    for case in arguments.case:
+        for kernel in arguments.kernel:
             found = compare(case, kernel, pairs=arguments.pairs, sizes=SMALL if arguments.small else LARGE)
             print(
                 f"{case} {kernel} longest={found.longest} rows={found.rows} tree={found.tree} tokens={found.tree / found.rows:.3f} "
