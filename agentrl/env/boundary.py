@@ -376,12 +376,7 @@ async def blocked_at(loop: asyncio.AbstractEventLoop, thread: int, wait_s: float
 
 
 def user_code_of(thread: int, *, imported: bool = False) -> str:
-    """Return file, line and text of the user's code that a thread is in; empty if it is in none.
-
-    Args:
-        thread: The thread.
-        imported: True: also of code that runs because its file is imported.
-    """
+    """Return file, line and text of the user's code that a thread is in; empty if it is in none that is called (or `imported`)."""
     frames = inner_last(sys._current_frames().get(thread))
     here = user_code_of.__code__  # the innermost, where a thread asks about itself
     boundary = (i for i, (code, _) in enumerate(frames) if code.co_filename == __file__ and code is not here)

@@ -85,6 +85,7 @@ class Episode:
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = [partner.info for partner in partners.values()]
         self._start_s, self._spans = time.perf_counter(), list[Span]()
+        self._called_s = 0.0  # begin of the environment's last call, from that of the episode
         self._overflowed, self._unread = False, dict[str, Turn | None]()
         self._shown: list[tuple[str, int, Any]] = []  # images of observations: agent, number of the turn, image
 
@@ -98,12 +99,19 @@ class Episode:
         await self.wait_for_fork()
         self._start_s = time.perf_counter()
         try:
-            status, error = await guarded(self.play, self._env.close, self._settings.rollout.episode_timeout_s)
+            status, error = await guarded(self.play, self._close, self._settings.rollout.episode_timeout_s)
         finally:
             if self._role is not None and self._role.is_root:
                 self._role.fork.end()
         total_s = time.perf_counter() - self._start_s
         return self.trajectories(status, error, total_s)
+
+    async def _close(self) -> None:
+        """Close the environment; the tools within are noted with the last turn, and timed from its last call."""
+        try:
+            await self._env.close()
+        finally:
+            self._note_tools(self.number, self._called_s)
 
     async def wait_for_fork(self) -> None:
         """Wait until the episode that this one goes on from comes to the turn, or ends; others need not wait."""
@@ -296,9 +304,14 @@ class Episode:
     def _time(self, name: str, start: float) -> None:
         """Note a part of the episode that began at this time of `perf_counter` and ends now, with the tools within it."""
         turn, begin_s = None if name == "reset" else self.number, start - self._start_s
-        tools = () if name == "generate" else self._env.take_spans()
-        self._spans += [replace(tool, turn=turn, start_s=begin_s + tool.start_s) for tool in tools]
+        if name != "generate":
+            self._called_s = begin_s
+            self._note_tools(turn, begin_s)
         self._spans.append(Span(name, turn, begin_s, time.perf_counter() - start))
+
+    def _note_tools(self, turn: int | None, begin_s: float) -> None:
+        """Note the tools within the environment since its last call, which began so many seconds after the episode."""
+        self._spans += [replace(tool, turn=turn, start_s=begin_s + tool.start_s) for tool in self._env.take_spans()]
 
     def _trajectory(self, agent: str, status: Status, error: str | None, timings: Mapping[str, float]) -> Trajectory:
         conversation, ended = self._agents[agent], status.trainable

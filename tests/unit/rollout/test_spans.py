@@ -92,6 +92,22 @@ async def test_a_tool_that_hangs_and_a_step_that_fails_leave_their_times() -> No
     assert [span.name for span in trajectory.spans] == ["reset", "generate", "tool:search", "step"]
 
 
+async def test_tools_of_close_are_noted_with_the_last_turn() -> None:
+    class Boxed(AgentInstance):
+        async def step(self, state: Any) -> StepResult:
+            return StepResult(1.0, "More", terminated=state.turn == 1)
+
+        async def close(self) -> None:
+            with timed("sandbox end"):
+                await asyncio.sleep(0.01)
+
+    trajectory = await Scene(Boxed, ScriptedEngine(answer=says("a", "b"))).play()
+    *_, step, end = trajectory.spans
+    assert (step.name, end.name, end.turn) == ("step", "tool:sandbox end", 1)
+    assert step.start_s + step.seconds <= end.start_s
+    assert end.start_s + end.seconds <= trajectory.timings["total_s"]
+
+
 async def test_a_tool_of_an_executor_belongs_to_the_answer_before_it() -> None:
     class Agent(Executor):
         async def execute(self, task: Any, llm: Any) -> float:
