@@ -50,6 +50,7 @@ class ImageReader:
         self._lane = Lane(short=-1)
         self._known: WeakValueDictionary[str, ImageInput] = WeakValueDictionary()  # by hash of the text that names it, and of its pixels
         self._kept: OrderedDict[str, ImageInput] = OrderedDict()
+        self._kept_bytes = 0
 
     async def read(self, images: Sequence[Any]) -> list[ImageInput]:
         """Return images as the model reads them.
@@ -107,10 +108,12 @@ class ImageReader:
         return found
 
     def _keep(self, image: ImageInput) -> None:
+        if image.key not in self._kept:
+            self._kept_bytes += _size_of(image)
         self._kept[image.key] = image
         self._kept.move_to_end(image.key)
-        while len(self._kept) > 1 and sum(map(_size_of, self._kept.values())) > CACHE_BYTES:
-            self._kept.popitem(last=False)
+        while len(self._kept) > 1 and self._kept_bytes > CACHE_BYTES:
+            self._kept_bytes -= _size_of(self._kept.popitem(last=False)[1])
 
     @cached_property
     def _processor(self) -> Processor:

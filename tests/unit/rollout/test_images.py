@@ -120,6 +120,21 @@ async def test_the_same_file_is_decoded_once(vision_model: str, monkeypatch: pyt
     assert len(seen) == 1
 
 
+def test_the_images_last_read_are_kept_within_a_limit_at_a_cost_that_does_not_grow(
+    vision_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, size_of, measured = open_reader(vision_model, ImageConfig()), images._size_of, list[str]()
+    assert reader is not None
+    monkeypatch.setattr(images, "_size_of", lambda image: (measured.append(image.key), size_of(image))[1])
+    (first,) = reader.read_here([picture(1)])
+    monkeypatch.setattr(images, "CACHE_BYTES", 5 * size_of(first))
+    for seed in range(20):
+        reader.read_here([picture(seed), picture(1)])
+    assert len(measured) < 2 * 20
+    assert 3 <= len(reader._kept) <= 5
+    assert first.key in reader._kept
+
+
 def test_a_model_of_text_has_no_reader() -> None:
     assert open_reader(str(tiny_model_path()), ImageConfig()) is None
 
