@@ -106,8 +106,9 @@ docs: $(STAMP)  ## write the generated pages under docs/
 	$(PY) -m tests.reference
 	$(PY) -m tests.check_reference
 
-site: $(SITE)/.installed  ## build the documentation site in site/, and check every link; open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --strict
+site: $(SITE)/.installed  ## build the documentation of this version in site/, beside those of others, and check every link; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --strict --site-dir "site/$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
+	$(SITE)/bin/python -m tests.site.versions site
 	$(SITE)/bin/python -m tests.site.check site
 
 wheel: $(STAMP)  ## build dist/agentrl-*.whl, install it in an environment without the repository, and train there

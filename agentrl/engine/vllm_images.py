@@ -14,7 +14,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.rollout.images import CACHE_BYTES, decoded
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.renderers import BaseRenderer
 
 MODALITY = "image"
 
@@ -37,8 +37,8 @@ class ImagePrompts:
     makes of that is compared with the tokens which the learner trains on.
     """
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        self._llm = llm
+    def __init__(self, renderer: BaseRenderer[Any]) -> None:
+        self._renderer = renderer  # not all of vLLM, whose model would outlive the engine's end
         self._made: OrderedDict[str, asyncio.Task[_Made]] = OrderedDict()  # by the hash of the pixels
 
     async def prompt(self, request: GenerationRequest, salt: Mapping[str, str]) -> Any:
@@ -71,7 +71,7 @@ class ImagePrompts:
     async def _process(self, image: ImageInput) -> _Made:
         picture = await asyncio.to_thread(decoded, image.data, sys.maxsize)
         data = {"multi_modal_data": {MODALITY: [picture]}, "multi_modal_uuids": {MODALITY: [image.key]}}
-        (found,) = await self._llm.renderer.render_cmpl_async([{"prompt_token_ids": [image.placeholder], **data}])
+        (found,) = await self._renderer.render_cmpl_async([{"prompt_token_ids": [image.placeholder], **data}])
         items, places = found["mm_kwargs"][MODALITY], found["mm_placeholders"][MODALITY]
         size = len(image.data) + sum(tensor.array.nbytes for tensor in image.tensors.values())
         return _Made(found["prompt_token_ids"], items[0], found["mm_hashes"][MODALITY][0], places[0], size)

@@ -22,6 +22,8 @@ MAX_LINE_BYTES = 1_000_000
 GROUPS = "groups.jsonl"
 EVAL_TRAJECTORIES = "eval_trajectories.jsonl"
 """The recorded episodes of a training run's evaluations; apart from those that are trained, so that nobody trains on them by mistake."""
+ROWS = "rows.jsonl"
+"""A few rows of supervised or preference training with the losses of their tokens before and after it."""
 
 
 class JsonlMetrics(Callback):

@@ -56,6 +56,10 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
             loss, steps = losses.sum() * self.accelerator.num_processes / num_items_in_batch, self.args.gradient_accumulation_steps
         return loss if measured.balance is None else loss + measured.balance / steps
 
+    def measure(self, inputs: Any) -> Measured:
+        """Return the losses and metrics of a micro-batch, which count for no metric of a step."""
+        return self._objective(self.model, inputs)
+
     def evaluate(self, *args: Any, **named: Any) -> dict[str, float]:
         """Evaluate, and log the metrics as those of an evaluation."""
         self._in_training = False

@@ -27,6 +27,7 @@ from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
 from agentrl.tune.launch import is_first
 from agentrl.tune.methods import Method
 from agentrl.tune.prepare import Prepared, make_tokenizer, num_steps
+from agentrl.tune.samples import RowRecorder, rows_to_record
 from agentrl.tune.settings import TuneConfig
 from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tune_summary
 
@@ -97,6 +98,8 @@ def _train(
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(follower)
         follower.trainer = trainer
+        if count := config.run.record_rows:
+            trainer.add_callback(RowRecorder(trainer, rows_to_record(prepared, order, count), directory))
         if display is not None:
             display.on_stage("first step")
         trainer.train(resume_from_checkpoint=str(directory.checkpoint) if directory.checkpoint else None)

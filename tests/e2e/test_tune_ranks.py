@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from agentrl.track.jsonl import read_lines
 from agentrl.tune import tune
 from tests.e2e.runs import ROOT, command
 from tests.learner_support import write_shifted
@@ -52,6 +53,9 @@ def test_two_ranks_give_the_losses_of_one(method: str, data: str, tmp_path: Path
             for name in ("loss", "eval/loss"):
                 if name in theirs and theirs[name] is not None:
                     assert mine[name] == pytest.approx(theirs[name], abs=1e-3), (stage, mine["step"], name)
+        recorded, whole = (read_lines(path / "rows.jsonl") for path in (run, alone.run_dir))
+        assert len(recorded) == len(whole) == 16 * 3  # rows, and their figures before and after
+        assert [line.get("loss") for line in recorded[16:]] == pytest.approx([line["loss"] for line in whole[16:]], abs=1e-3)
         weights, other = (load_file(path / "model" / "model.safetensors") for path in (run, alone.run_dir))
         assert other.keys() <= weights.keys()  # a tied output layer is written twice by DeepSpeed
         assert all(np.allclose(weights[name], other[name], atol=1e-3) for name in other)

@@ -12,6 +12,7 @@ import html
 import json
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ SECTIONS = {
 
 
 def on_config(config: Any) -> Any:
-    """Name headings as GitHub does, so that links to them hold in both places."""
+    """Name headings as GitHub does, so that links to them hold in both places, and the version in the title of every page."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
+    config.site_name = f"agentrl {tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']['version']}"
     return config
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,8 +58,8 @@ def request(*images: ImageInput) -> GenerationRequest:
 
 
 def prompts_of(renderer: Renderer) -> ImagePrompts:
-    llm: Any = SimpleNamespace(renderer=renderer)
-    return ImagePrompts(llm)
+    theirs: Any = renderer
+    return ImagePrompts(theirs)
 
 
 async def test_prompts_are_put_together_of_images_that_are_made_once() -> None:

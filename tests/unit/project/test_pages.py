@@ -178,3 +178,9 @@ def test_every_fact_about_another_system_has_its_page() -> None:
         name, *cells = row.strip("| ").split(" | ")
         assert all("](https://" in cell or cell == "not found in its pages" for cell in cells), name
     assert "Nobody has run agentrl on a GPU yet" in text(ROOT / "docs" / "comparison.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_begins_with_what_it_is_for(page: Path) -> None:
+    first = re.sub(r"<!--.*?-->", "", text(page), flags=re.DOTALL).split("\n\n")[1].strip()
+    assert not first.startswith(("```", "    ", "|", "#", "!")), first

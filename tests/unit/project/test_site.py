@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 import agentrl
-from tests.site import check, hooks
+from tests.site import check, hooks, versions
 from tests.unit.project.test_pages import PAGES, anchors
 
 ROOT = Path(__file__).parents[3]
@@ -120,3 +121,14 @@ def test_a_style_sheet_that_loads_from_elsewhere_is_found(tmp_path: Path) -> Non
 
 def test_an_empty_folder_is_no_site(tmp_path: Path) -> None:
     assert check.main([str(tmp_path)]) == 1
+
+
+def test_versions_stand_side_by_side_and_the_first_page_leads_to_the_newest(tmp_path: Path) -> None:
+    for name in ("0.9.1", "0.10.0", "0.10.0.dev1", "0.2.0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").write_text("<h1>pages</h1>")
+    assert versions.write(tmp_path) == ["0.10.0", "0.10.0.dev1", "0.9.1", "0.2.0"]
+    rows = json.loads((tmp_path / "versions.json").read_text(encoding="utf-8"))
+    assert [row["version"] for row in rows if "latest" in row["aliases"]] == ["0.10.0"]
+    assert list(check.problems(tmp_path)) == []
+    assert "url=0.10.0/index.html" in (tmp_path / "index.html").read_text(encoding="utf-8")
