@@ -176,6 +176,22 @@ class Repository:
     tests: list[tuple[str, list[Any]]]
     expected: list[Any]
 
+    @property
+    def repair(self) -> tuple[str, str]:
+        """The wrong part of the one wrong line, with its neighbours as far as needed for it to occur once, and the right part."""
+        lines = zip(self.wrong.splitlines(), self.right.splitlines(), strict=True)
+        wrong, right = next((before, after) for before, after in lines if before != after)
+        begin = shared(wrong, right)
+        end = min(shared(wrong[::-1], right[::-1]), len(wrong) - begin, len(right) - begin)
+        while self.wrong.count(wrong[begin : len(wrong) - end]) != 1:
+            begin, end = max(0, begin - 1), max(0, end - 1)
+        return wrong[begin : len(wrong) - end], right[begin : len(right) - end]
+
+
+def shared(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
 
 def make_repository(seed: int) -> Repository:
     """Return the repository of a seed; its bug shows in the tests that the agent sees and in the hidden ones."""
@@ -318,9 +334,7 @@ class Swe(ToolEnv):
         made = self._repository
         if state.turn == 0:
             return call("bash", f"cat {made.module}")
-        lines = zip(made.wrong.splitlines(), made.right.splitlines(), strict=True)
-        wrong, right = next((before, after) for before, after in lines if before != after)
-        return call("edit", made.module, wrong.strip(), right.strip()) if state.turn == 1 else f"{made.module} is repaired."
+        return call("edit", made.module, *made.repair) if state.turn == 1 else f"{made.module} is repaired."
 
     async def close(self) -> None:
         """End the sandbox, whatever happened."""

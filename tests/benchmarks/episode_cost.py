@@ -1,18 +1,21 @@
 """What an episode itself costs: many at once, in an asynchronous environment that only waits, on an engine that answers at once.
 
-python -m tests.benchmarks.episode_cost [EPISODES]
+python -m tests.benchmarks.episode_cost [EPISODES] [--step-s SECONDS] [--workers N]
 
 Time is measured twice: by the wall clock, and by a clock that counts the CPU time of the event loop's thread and the waiting of
 the event loop, which is what the wall clock shows if that thread has a core of its own; other programs do not disturb it.
+`--step-s` has every step take the same time. `--workers` shares the episodes over processes, of which the slowest one's time is
+shown, and the mean CPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
+import multiprocessing
 import random
 import selectors
-import sys
 import time
 import tracemalloc
 from collections import deque
@@ -109,15 +112,16 @@ async def _started(waits: list[list[float]]) -> tuple[EpisodeWorker, list[GroupR
     return worker, [GroupRequest(group_id=number, task=task, n_samples_per_prompt=GROUP, version=0) for number, task in enumerate(tasks)]
 
 
-def run(num_episodes: int, loop: Callable[[], asyncio.AbstractEventLoop] = CpuLoop) -> Cost:
+def run(num_episodes: int, loop: Callable[[], asyncio.AbstractEventLoop] = CpuLoop, step_s: float = 0.0) -> Cost:
     """Play that many episodes at once, in groups of 8, every wait drawn from a lognormal distribution.
 
     Args:
         num_episodes: A multiple of 8.
         loop: The event loop whose clock is used.
+        step_s: Seconds of every step; 0: lognormal.
     """
     rng = random.Random(0)
-    waits = [[MEDIAN_S * rng.lognormvariate(0.0, SIGMA) for _ in range(TURNS)] for _ in range(num_episodes)]
+    waits = [[step_s or MEDIAN_S * rng.lognormvariate(0.0, SIGMA) for _ in range(TURNS)] for _ in range(num_episodes)]
 
     async def main() -> Cost:
         worker, group_requests = await _started(waits)
@@ -185,16 +189,33 @@ def _check(groups: list[Group]) -> None:
             assert (trajectory.status, trajectory.reward, len(trajectory.turns)) == ("finished", 1.0, TURNS), trajectory.error
 
 
+def shared(num_episodes: int, workers: int, step_s: float) -> Cost:
+    """Play the episodes in several processes at once: the slowest one's time, and the sum of their CPU."""
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        costs = pool.starmap(run, [(num_episodes // workers, CpuLoop, step_s)] * workers, chunksize=1)
+    slowest = max(costs, key=lambda cost: cost.seconds)
+    return Cost(slowest.seconds, slowest.bound_s, sum(cost.cpu_ms for cost in costs) / workers)
+
+
 def main() -> None:
-    """Print the three figures."""
-    num_episodes = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    wall, cost = run(num_episodes, asyncio.SelectorEventLoop), run(num_episodes)
-    beside, tokens = memory(num_episodes)
-    print(f"{num_episodes} episodes of {TURNS} turns at once, lognormal latency with median {MEDIAN_S * 1e3:g} ms and sigma {SIGMA:g}")
-    print(f"time on a core of its own: {cost.seconds:.2f} s, {cost.seconds / cost.bound_s:.3f} of the bound of {cost.bound_s:.2f} s")
-    print(f"time by the wall clock: {wall.seconds:.2f} s, {wall.seconds / wall.bound_s:.3f} of the bound")
-    print(f"CPU of the process per step of an environment: {cost.cpu_ms:.2f} ms")
-    print(f"memory per live episode: {beside:.1f} KiB beside {tokens:.1f} KiB of tokens")
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("episodes", nargs="?", type=int, default=1000)
+    parser.add_argument("--step-s", type=float, default=0.0, help="seconds of every step; 0: lognormal")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the episodes")
+    args = parser.parse_args()
+    latency = f"of {args.step_s:g} s" if args.step_s else f"lognormal with median {MEDIAN_S * 1e3:g} ms and sigma {SIGMA:g}"
+    print(f"{args.episodes} episodes of {TURNS} turns at once, latency {latency}")
+    if args.workers == 1 and not args.step_s:
+        wall = run(args.episodes, asyncio.SelectorEventLoop)
+        print(f"time by the wall clock: {wall.seconds:.2f} s, {wall.seconds / wall.bound_s:.3f} of the bound")
+    cost = run(args.episodes, step_s=args.step_s) if args.workers == 1 else shared(args.episodes, args.workers, args.step_s)
+    where = "a core of its own" if args.workers == 1 else f"{args.workers} cores, a process on each"
+    print(f"time on {where}: {cost.seconds:.2f} s, {cost.seconds / cost.bound_s:.3f} of the bound of {cost.bound_s:.2f} s")
+    print(f"CPU per step of an environment: {cost.cpu_ms:.2f} ms")
+    if args.workers == 1 and not args.step_s:
+        beside, tokens = memory(args.episodes)
+        print(f"memory per live episode: {beside:.1f} KiB beside {tokens:.1f} KiB of tokens")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,24 @@ async def test_an_episode_of_a_task_set_has_tools_turns_and_a_score() -> None:
 
 
 @pytest.mark.usefixtures("task_sets")
+async def test_a_user_of_a_task_set_talks_in_every_turn_and_its_words_are_read() -> None:
+    right = await played(f"verifiers:verifiers_talk?python={V1}&num_tasks=1", "0", "2", "LABEL")
+    assert (right.error, right.reward, right.status, len(right.turns)) == (None, 1.0, Status.FINISHED, 3)
+    assert ["+2" in right.turns[1].prompt_text, "+3" in right.turns[2].prompt_text] == [True, True]
+    assert right.metrics["endpoint/branches"] == 1.0
+
+
+OWN = Path(os.environ.get("VERIFIERS_ENVIRONMENTS", "/nowhere"))
+"""The folder ``environments`` of a copy of verifiers' repository."""
+
+
+@pytest.mark.skipif(not OWN.is_dir(), reason="VERIFIERS_ENVIRONMENTS names no folder with the environments of verifiers' repository")
+@pytest.mark.parametrize("name", ["glossary", "scratchpad"])
+def test_task_sets_of_its_own_repository_are_checked_evaluated_and_trained(name: str, tmp_path: Path, long_model: Path) -> None:
+    runs_everywhere(tmp_path, f"verifiers:{name}?python={V1}&num_tasks=2", env={"PYTHONPATH": str(OWN / name)}, model=long_model)
+
+
+@pytest.mark.usefixtures("task_sets")
 async def test_errors_of_a_task_set_are_shown_whole_and_are_no_reward() -> None:
     broken = await played(f"{SUMS}&is_broken=True", "1")
     assert (broken.status, broken.reward) == (Status.ENV_ERROR, None)

@@ -73,6 +73,25 @@ def test_a_seed_makes_the_same_repository_and_those_of_the_evaluation_are_others
     assert len({repr(repository(task)) for task in [*TASKS, *evaluated]}) == len(TASKS) + len(evaluated)
 
 
+def test_the_repair_of_a_demonstration_is_one_edit():
+    for task in TASKS:
+        made = repository(task)
+        assert made.wrong.count(made.repair[0]) == 1
+        assert made.wrong.replace(*made.repair) == made.right
+
+
+async def test_the_scripted_policy_repairs(kind):
+    use_choice(SandboxChoice(kind=kind, image=IMAGE) if kind == "container" else SandboxChoice(kind=kind))
+    env, task = Swe(), TASKS[3]
+    await env.reset(ResetState(task=task, observation=task.prompt, label=task.label, seed=0))
+    for turn in range(3):
+        state = StepState(task=task, label=task.label, action_text="", turn=turn, finish_reason="stop")
+        state["action_text"] = env.solve(state)
+        result = await env.step(state)
+    await env.close()
+    assert (result.reward, result.terminated) == (1.0, True)
+
+
 async def test_the_right_module_earns_1_and_the_one_found_0(kind):
     use_choice(SandboxChoice(kind=kind, image=IMAGE) if kind == "container" else SandboxChoice(kind=kind))
     assert [await Swe.try_solution(TASKS[0], solved=solved) for solved in (True, False)] == [1.0, 0.0]
