@@ -155,9 +155,9 @@ $(STAMP): requirements/build.txt $(TORCH_SET) $(SETS) pyproject.toml
 	@$(PY) $(PINNED) -r requirements/build.txt
 	@$(PY) $(PINNED) -r $(TORCH_SET) 2>/dev/null \
 	  || $(PY) $(PINNED) --index-url "$(TORCH_CPU_INDEX)" -r $(TORCH_SET)
-	@echo "  2 of 4: $(words $(PACKAGES)) packages, pinned"
+	@echo "  2 of 4: $(words $(sort $(PACKAGES))) packages, pinned"
 	@{ PYTHONUNBUFFERED=1 $(PY) $(filter-out -qq,$(PINNED)) --no-color $(addprefix -r ,$(SETS)) || echo "pip failed"; } \
-	  | awk -v total=$(words $(PACKAGES)) "$$SHOW_PROGRESS"
+	  | awk -v total=$(words $(sort $(PACKAGES))) "$$SHOW_PROGRESS"
 	@echo "  3 of 4: pycosat, which is compiled"
 	@$(PY) $(PINNED) -r requirements/compiled.txt >/dev/null 2>&1 \
 	  || echo "          it needs a C compiler: reasoning-gym and gem will not import, and their tests are skipped"
