@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from agentrl.doctor import answers, policy, rewards, tasks
+from agentrl.doctor.advice import flat_groups
 from agentrl.doctor.evidence import Evidence
 from agentrl.doctor.verdicts import CAUSES, Examination, Untested, Verdict
 
@@ -59,4 +61,6 @@ def examine(evidence: Evidence, name: str) -> Examination:
             untested[cause] = found.reason
         elif found is not None:
             proven.append(found)
-    return examination.concluded(proven, untested)
+    concluded = examination.concluded(proven, untested)
+    advice = None if concluded.verdicts else flat_groups(evidence)
+    return concluded if advice is None else replace(concluded, advice=(advice,))

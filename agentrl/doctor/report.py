@@ -19,6 +19,9 @@ def print_examination(screen: Screen, examination: Examination) -> None:
     for number, verdict in enumerate(examination.verdicts, start=1):
         screen.line()
         _print_verdict(screen, verdict, number, examination.run)
+    for advice in examination.advice:
+        screen.line()
+        screen.line(("advice ", "bold"), f"{advice.id}: {advice.seen}. {advice.remedy}", prose=True)
     if examination.untested:
         screen.line()
     for cause, reason in examination.untested.items():

@@ -76,6 +76,15 @@ class Untested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A setting with which a run would learn more, though nothing is wrong with it: its name, the observation, and the change."""
+
+    id: str
+    seen: str
+    remedy: str
+
+
 class Outcome(StrEnum):
     """Result of an examination."""
 
@@ -101,6 +110,7 @@ class Examination:
         last: Mean reward of the groups of the last third.
         proven: Proven causes, also those that others explain, the root cause first.
         untested: Hypotheses that could not be tested, with the reason.
+        advice: What would teach the run more, where no cause was found.
     """
 
     run: str
@@ -112,6 +122,7 @@ class Examination:
     last: float = 0.0
     proven: tuple[Verdict, ...] = ()
     untested: Mapping[str, str] = field(default_factory=dict)
+    advice: tuple[Advice, ...] = ()
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:

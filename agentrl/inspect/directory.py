@@ -96,6 +96,11 @@ class RunDirectory:
         local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
         return str(saved) if local and not Path(path).expanduser().is_dir() and saved.is_dir() else path
 
+    def named_model(self) -> str:
+        """Return the model that the settings name, those of another command than ``agentrl train`` too; empty without settings."""
+        model = self.settings.get("model")
+        return str(model.get("model") or tiny_model_path()) if isinstance(model, Mapping) else ""
+
     def metrics(self) -> list[Record]:
         """Return one row per step; empty without ``metrics.jsonl``."""
         return list(self._lines(METRICS)) if (self.path / METRICS).is_file() else []

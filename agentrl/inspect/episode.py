@@ -17,7 +17,7 @@ from agentrl.inspect.reader import RunReader
 from agentrl.inspect.store import Store
 from agentrl.inspect.tokens import FIELDS, MASK_TEXTS, Part, every_value, masks, ranges, turn_views
 from agentrl.rollout.records import started_s
-from agentrl.track.index import TRAINING
+from agentrl.track.index import TRAINING, type_name
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -222,7 +222,8 @@ def task_answer(record: Record) -> dict[str, Any]:
     assert isinstance(task, Mapping)
     literals = task.get("literals") or {}
     values = {name: literals.get(name, task.get(name)) for name in ("prompt", "label", "metadata")}
-    return {**{name: task.get(name) for name in ("id", "epoch", "position", "seed")}, **values, "images": len(task.get("images") or ())}
+    own = {name: task.get(name) for name in ("id", "epoch", "position", "seed")}
+    return {**own, **values, "label_type": type_name(task, "label"), "images": len(task.get("images") or ())}
 
 
 def _neighbours(run: RunReader, episode: str) -> tuple[str | None, str | None]:

@@ -8,18 +8,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.inspect.directory import CONFIG, METRICS, TRAJECTORIES
 from agentrl.inspect.reader import EVAL, RunReader, flags
+from agentrl.inspect.samples import num_samples
 from agentrl.inspect.store import conditions
+from agentrl.track.sinks import ROWS
 from agentrl.track.summary import first_and_last
 from agentrl.track.tracker import diagnosis_of
 
 SPARKS = 60
 FILES = (CONFIG, METRICS, "summary.json", TRAJECTORIES, "groups.jsonl", "steps.jsonl", "annotations.jsonl", "evaluations.jsonl")
-MORE_FILES = ("launches.jsonl", "requests.jsonl", "eval_trajectories.jsonl", "eval.json")
+MORE_FILES = (ROWS, "launches.jsonl", "requests.jsonl", "eval_trajectories.jsonl", "eval.json")
 MAX_DEPTH = 3
 MAX_RUNS = 500
 SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status", "step")
@@ -65,6 +68,11 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
         first, last = None, _measured_reward(run)
     wall_s = summary.get("wall_s") or next(reversed(run.metrics.column("time_s")), None)
     tags = ("async" if staleness else "sync" if settings else None, algo.get("advantage_estimator"))
+    values, best = rewards, max(rewards, default=None)
+    if kind == "tune":
+        values, tags = [value for value in run.metrics.column("loss") if value == value], (run.tuned_by, _adapter(settings))
+        first, last = first_and_last(values) if values else (None, None)
+        best = min(values, default=None)
     return {
         "id": name,
         "name": run.path.name,
@@ -72,6 +80,7 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
         "kind": kind,
         "command": launches[-1].get("command") if launches else None,
         "agent": own.get("agent"),
+        "data": (settings.get("data") or {}).get("data") if kind == "tune" else None,
         "model": Path(str((settings.get("model") or {}).get("model") or "the bundled tiny model")).name if settings else None,
         "algorithm": algo.get("advantage_estimator"),
         "staleness": staleness if settings else None,
@@ -79,19 +88,27 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
         "status": run.status(launches),
         "stop_reason": summary.get("stop_reason"),
         "step": run.metrics.steps[-1] if run.metrics.rows else 0,
-        "num_steps": run.setting("num_steps") if kind == "run" else None,
+        "num_steps": run.setting("num_steps") or None if kind in ("run", "tune") else None,
         "started_s": launches[0].get("started_s") if launches else None,
         "updated_s": _updated(run.path),
         "wall_s": wall_s if wall_s == wall_s else None,
-        "reward": {"first": first, "last": last, "best": max(rewards, default=None)},
-        "sparkline": _thinned(rewards),
-        "tags": [tag for tag in tags if tag] if kind == "run" else [],
+        "measure": "loss" if kind == "tune" else "reward",
+        "reward": {"first": first, "last": last, "best": best},
+        "sparkline": _thinned(values),
+        "tags": [tag for tag in tags if tag] if kind in ("run", "tune") else [],
         "bytes": sum(size for _, size in _sizes(run.path)),
         "problem": None,
     }
 
 
+def _adapter(settings: Mapping[str, Any]) -> str:
+    """Return the word for the adapter that a run trains; empty for a whole model."""
+    return "LoRA" if (settings.get("lora") or {}).get("lora_rank") else ""
+
+
 def _kind(run: RunReader) -> str:
+    if run.tuned_by:
+        return "tune"
     if (run.path / METRICS).is_file():
         return "run"
     if (run.path / EVAL).is_file():
@@ -117,11 +134,11 @@ def _thinned(values: list[float]) -> list[float]:
     return [sum(values[start : start + every]) / len(values[start : start + every]) for start in range(0, len(values), every)]
 
 
-def run_answer(run: RunReader, name: str) -> dict[str, Any]:
-    """Return everything about a run but its lists; `name` is its id."""
+def run_answer(run: RunReader, name: str, config: type[Any] = TrainConfig) -> dict[str, Any]:
+    """Return everything about a run but its lists; `name` is its id, and `config` has the settings of its command."""
     store, last, summary = run.store, run.metrics.last(), run.directory.summed_up()
-    changed = run.changed()
-    known = flags()
+    changed = run.changed(config)
+    known = flags(config)
     return {
         **run_card(run, name),
         "config": run.settings,
@@ -140,6 +157,7 @@ def run_answer(run: RunReader, name: str) -> dict[str, Any]:
         "recorded": run.setting("record"),
         "account": dict(zip(("episodes", "played"), store.account(), strict=True)),
         "annotations": store.one("SELECT count(DISTINCT trajectory) FROM annotations"),
+        "samples": num_samples(run),
         "eval_steps": [line.get("step") for line in run.evaluations],
         "agents": [row[0] for row in store.query("SELECT DISTINCT agent FROM episodes WHERE agent != '' ORDER BY 1")],
         "sources": [row[0] for row in store.query("SELECT source FROM episodes GROUP BY source ORDER BY min(id)")],
@@ -199,6 +217,9 @@ COLUMNS = {
     "tokens": "tokens",
     "ended_s": "ended_s",
     "seconds": "seconds",
+    "prompt": "prompt",
+    "label": "label",
+    "label_type": "label_type",
     "last": "text",
     "error": "error",
     "verdict": 'CASE source WHEN \'train\' THEN (SELECT g.verdict FROM groups g WHERE g."group" = episodes."group" '
@@ -214,7 +235,7 @@ def episode_list(run: RunReader, chosen: Mapping[str, Any], *, sort: str = "-tim
     Args:
         run: The run.
         chosen: Conditions that a row must meet: ``step``, ``group``, ``task`` (a part of its id), ``status`` (one or several with commas),
-            ``agent``, ``source``, ``min_reward``, ``max_reward``, ``text`` (a part of task, episode, error or last text).
+            ``agent``, ``source``, ``min_reward``, ``max_reward``, ``text`` (a part of task, prompt, label, episode, error or last text).
         sort: One of `SORTS`, with a minus descending.
         offset: Rows to leave out at the beginning.
         limit: Rows at most.

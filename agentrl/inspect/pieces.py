@@ -47,8 +47,8 @@ class TokenTexts:
 
     def _files(self) -> Iterable[Path]:
         folders = [self._directory.path / name for name in ("model", "best")]
-        if self._config is not None:
-            name = self._directory.tokenizer_path(self._config)
+        name = self._directory.named_model() if self._config is None else self._directory.tokenizer_path(self._config)
+        if name:
             folders.insert(0, Path(name).expanduser())
             if (cached := _cached(name)) is not None:
                 yield cached

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from agentrl.config.mapping import flattened
+from agentrl.config.mapping import COMMAND, flattened
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, settings_of
 from agentrl.core.errors import ConfigError
@@ -102,9 +102,15 @@ class RunReader:
         """Return a setting of the run, in whatever section its version has it; `None` if it has none."""
         return flattened(self.settings).get(name)
 
-    def changed(self) -> list[str]:
-        """Names of the settings, with their sections, that differ from the defaults."""
-        table = settings_of(TrainConfig)
+    @property
+    def tuned_by(self) -> str:
+        """The command for given data that made the run, such as ``sft``; empty for a run of ``agentrl train``."""
+        command = self.settings.get(COMMAND)
+        return command if isinstance(command, str) else ""
+
+    def changed(self, config: type[Any] = TrainConfig) -> list[str]:
+        """Names of the settings, with their sections, that differ from the defaults of a command's settings."""
+        table = settings_of(config)
         return [
             f"{table[name].section}.{name}"
             for name, value in flattened(self.settings).items()
@@ -146,9 +152,9 @@ def _lives(launch: Mapping[str, Any]) -> bool:
         return False
 
 
-def flags() -> dict[str, str]:
-    """Return the flag of each setting by ``section.name``."""
-    return {f"{setting.section}.{name}": flag(name) for name, setting in settings_of(TrainConfig).items()}
+def flags(config: type[Any] = TrainConfig) -> dict[str, str]:
+    """Return the flag of each setting of a command by ``section.name``."""
+    return {f"{setting.section}.{name}": flag(name) for name, setting in settings_of(config).items()}
 
 
 def settings_differ(readers: Sequence[RunReader]) -> list[dict[str, Any]]:

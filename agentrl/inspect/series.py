@@ -17,6 +17,8 @@ from agentrl.track.index import parsed
 
 NEXT = ("score/mean", "kl/reference", "staleness/mean", "tokens_per_s", "loss", "eval/loss")
 """Metrics to show first where a run lacks one of those to watch."""
+TUNED = ("loss", "token_accuracy", "accuracy", "margin", "kl", "agreement", "reward/mean", "entropy", "learning_rate", "grad_norm")
+"""The same of a run on given data, whose rows have an epoch."""
 NUM_MAIN = 6
 TOKENS_BY_METRIC: Mapping[str, str] = {
     **dict.fromkeys(("mismatch/max", "mismatch/mean", "mismatch/kl"), "mismatch"),
@@ -107,7 +109,7 @@ def series(table: MetricTable, names: Sequence[str] = (), points: int = 1000) ->
     cut = size > 1
     return {
         "names": known,
-        "main": [name for name in (*glossary().watch, *NEXT) if name in table.columns][:NUM_MAIN],
+        "main": [name for name in main_names(table) if name in table.columns][:NUM_MAIN],
         "descriptions": {name: text for name in table.columns if (text := _description(name))},
         "tokens_by": {name: by for name, by in TOKENS_BY_METRIC.items() if name in table.columns},
         "axes": {name: [axis[bucket][-1] for bucket in buckets] for name, axis in axes.items()},
@@ -119,6 +121,11 @@ def series(table: MetricTable, names: Sequence[str] = (), points: int = 1000) ->
         "first": table.steps[0] if table.rows else None,
         "last": table.steps[-1] if table.rows else None,
     }
+
+
+def main_names(table: MetricTable) -> tuple[str, ...]:
+    """Return the metrics to show first."""
+    return TUNED if "epoch" in table.columns else (*glossary().watch, *NEXT)
 
 
 def _cumulated(values: Iterable[float]) -> list[float]:

@@ -221,7 +221,7 @@ def conditions(chosen: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return an SQL condition on recorded trajectories, and its values.
 
     Args:
-        chosen: Names of `CONDITIONS` with their values, ``status`` (one or several with commas), and ``text``, a part of task, episode,
+        chosen: Names of `CONDITIONS` with their values, ``status`` (one or several with commas), and ``text``, a part of task, prompt, label, episode,
             error or last text; those that are `None` or empty do not count.
     """
     parts, values = ["1"], list[Any]()
@@ -233,7 +233,7 @@ def conditions(chosen: Mapping[str, Any]) -> tuple[str, list[Any]]:
         parts.append(f"status IN ({', '.join('?' * len(statuses))})")
         values += statuses
     if text := chosen.get("text"):
-        columns = ("task", "episode", "error", "text")
+        columns = ("task", "prompt", "label", "episode", "error", "text")
         parts.append("(" + " OR ".join(f"instr(lower({name}), ?) > 0" for name in columns) + ")")
         values += [str(text).lower()] * len(columns)
     return " AND ".join(parts), values

@@ -6,13 +6,14 @@ that finds none, or one that is behind, reads the records themselves from there 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,11 +54,15 @@ class Row:
     text: str  # text of the last turn
     forked_from: str  # episode whose first turns it shares; empty if it was played from its beginning
     forked_turns: int  # how many of them
+    prompt: str = ""  # beginning of the task's prompt, of the last message of a chat
+    label: str = ""  # of the task, as text
+    label_type: str = ""  # its type in Python; empty if there is no label
 
 
 def row_of(record: Record) -> Row:
     """Return the row of a record; also of an old, cut or malformed record."""
     turns = [turn for turn in _of(record, "turns", list) if isinstance(turn, Mapping)]
+    task = _of(record, "task", dict)
     name = _text(record.get("trajectory_id", "?"))
     return Row(
         name=name,
@@ -66,7 +71,7 @@ def row_of(record: Record) -> Row:
         attempt=_of(record, "attempt", int),
         agent=_text(record.get("agent", "")),
         step=_of(record, "version", int) + 1,
-        task=_text(_of(record, "task", dict).get("id", "?")),
+        task=_text(task.get("id", "?")),
         source=_text(_of(record, "eval_sampling", dict).get("name", TRAINING)),
         status=_text(record.get("status", "cut")),
         turns=len(turns),
@@ -79,11 +84,42 @@ def row_of(record: Record) -> Row:
         text=_text(turns[-1].get("text", ""))[:MAX_TEXT] if turns else "",
         forked_from=_text(record.get("forked_from") or ""),
         forked_turns=_of(record, "forked_turns", int),
+        prompt=_asked(task.get("prompt"))[:MAX_TEXT],
+        label=_shown(task, "label")[:MAX_TEXT],
+        label_type=type_name(task, "label"),
     )
+
+
+def _asked(prompt: Any) -> str:
+    """Return the text of a prompt, of a chat that of its last message, in which parts that are no text have no place."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    content = last.get("content") if isinstance(last, Mapping) else last
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return _text("" if content is None else content).strip()
+
+
+def _shown(task: Record, name: str) -> str:
+    """Return a value of a task as text: what JSON does not know in the form of Python, as it is recorded."""
+    literal = _of(task, "literals", dict).get(name)
+    value = task.get(name) if literal is None else literal
+    return _text("" if value is None else value if isinstance(value, str) else json.dumps(value))
+
+
+def type_name(task: Record, name: str) -> str:
+    """Return the name of the type in Python of a value of a task; empty if there is none."""
+    literal, value = _of(task, "literals", dict).get(name), task.get(name)
+    if isinstance(literal, str):
+        with contextlib.suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(literal)
+    return "" if value is None else type(value).__name__
 
 
 COLUMNS = ("start", "bytes", *(field.name for field in fields(Row)))
 """Values of a line of the index: where the record begins and how long it is, without its newline; then its row."""
+LATER = [field.default for field in fields(Row) if field.default is not MISSING]
+"""Values of the columns that an index of an earlier version lacks."""
+FIRST_COLUMNS = len(COLUMNS) - len(LATER)
 
 
 def index_path(records: Path) -> Path:
@@ -108,12 +144,15 @@ def read_index(records: Path) -> Iterator[list[Any]]:
             return
         opened.enter_context(contextlib.suppress(ValueError, TypeError, OSError))
         head, end = json.loads(file.readline()), 0
-        if not isinstance(head, dict) or head.get("format") != FORMAT or tuple(head.get("columns", ())) != COLUMNS:
+        if not isinstance(head, dict) or head.get("format") != FORMAT or (known := len(head.get("columns", ()))) < FIRST_COLUMNS:
+            return
+        if tuple(head["columns"]) != COLUMNS[:known]:
             return
         for line in file:
             values = json.loads(line) if line.endswith(b"\n") else None
-            if not isinstance(values, list) or len(values) != len(COLUMNS):
+            if not isinstance(values, list) or len(values) != known:
                 return
+            values += LATER[known - FIRST_COLUMNS :]
             if values[0] < end or os.pread(described.fileno(), 1, values[0] + values[1]) != b"\n":
                 return
             end = values[0] + values[1] + 1
@@ -181,12 +220,13 @@ class IndexWriter:
         self._lines.close()
 
     def _is_whole(self, records: Path) -> bool:
-        """Return True if the index says of every record where it is, and has no line of a record that is no longer there."""
+        """Return True if the index has all columns, says of every record where it is, and has no line of one that is no longer there."""
         ends = [values[0] + values[1] + 1 for values in read_index(records)]
         if not ends or ends[-1] != self._end:
             return False
         with index_path(records).open("rb") as file:
-            return sum(1 for _ in file) == len(ends) + 1  # the first line names the columns
+            complete = json.loads(file.readline()).get("columns") == list(COLUMNS)
+            return complete and sum(1 for _ in file) == len(ends)
 
 
 def _head(records: Path) -> str:

@@ -18,6 +18,7 @@ from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path
 from agentrl.track.console import make_display, open_console
+from agentrl.track.recorders import LaunchRecorder
 from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
 from agentrl.tune.build import arguments, build_trainer, record_ends
@@ -56,7 +57,8 @@ def train(
         _show_data(config, prepared, directory, console)
         display = make_display(steps, title=_title(method, config), console=console, form=display_form(method))
         display.on_stage("loading the model")
-        sinks = [*open_metric_sinks(directory.path, config.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
+        launched = LaunchRecorder(directory.path / "launches.jsonl")
+        sinks = [launched, *open_metric_sinks(directory.path, config.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
         for sink in sinks:
             sink.on_run_begin(
                 RunBegin(config=dataclasses.asdict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step)

@@ -99,7 +99,7 @@ async def _http_problem(request: Request, error: Exception) -> Response:
 
 
 async def _problem(request: Request, error: Exception) -> Response:
-    missing = isinstance(error, ConfigError) and error.field in ("run", "RUN", "EPISODE", "GROUP", "STEP", "TASK")
+    missing = isinstance(error, ConfigError) and error.field in ("run", "RUN", "EPISODE", "GROUP", "STEP", "TASK", "ROW")
     status = 404 if missing else 400 if isinstance(error, ConfigError) else 500
     return _refusal(status, type(error).__name__, str(error))
 

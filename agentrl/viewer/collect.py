@@ -65,6 +65,8 @@ class _Answers:
         whole = not episodes and not steps
         for name in LISTS if whole or steps else LISTS[:1]:
             self._take(f"api/run/{{run}}/{name}", words=LONG.get(name))
+        for row in self._take("api/run/{run}/samples")["rows"] if whole else ():
+            self._take("api/run/{run}/sample/{row:int}", row=row["row"])
         for step in self._reader.metrics.steps if whole else steps:
             self._step(step, whole=whole)
         for episode in episodes:

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.doctor.evidence import Evidence
 from agentrl.doctor.examine import examine
+from agentrl.doctor.report import trend_text
 from agentrl.inspect.episode import episode_answer, group_answer, record_answer
 from agentrl.inspect.listing import changes_answer, episode_list, run_answer
 from agentrl.inspect.reader import RunReader, settings_differ
+from agentrl.inspect.samples import sample_answer, sample_list
 from agentrl.inspect.search import search
 from agentrl.inspect.series import series, step_rows
 from agentrl.inspect.spikes import token_answer
 from agentrl.inspect.steps import step_answer
 from agentrl.inspect.tasks import evaluation_answer, one_task, task_list
 from agentrl.track.index import TRAINING
+from agentrl.tune.methods import METHODS
 from agentrl.viewer.runs import RunCollection
 
 MAX_LIMIT = 1000
@@ -103,15 +107,20 @@ def _tasks(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
     return task_list(run, sort=words.text("sort", "hardest"), text=words.text("text"), **words.page(100))
 
 
+def _examined(run: RunReader) -> Any:
+    examination = examine(Evidence(run), str(run.path))
+    return {**examination.to_dict(), "trend_text": trend_text(examination)}
+
+
 def _search(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
     after, limit, case = words.whole("after", 0), words.whole("limit", 50, 1, 500), words.text("case") == "1"
     return search(run, words.text("text"), case=case, after=after, limit=limit, seconds=MAX_SEARCH_S)
 
 
 _OF_A_RUN: Mapping[str, Callable[[RunReader, Mapping[str, Any], Words], Any]] = {
-    "": lambda run, place, words: run_answer(run, place["run"]),
+    "": lambda run, place, words: run_answer(run, place["run"], METHODS[run.tuned_by].config if run.tuned_by in METHODS else TrainConfig),
     "/metrics": lambda run, place, words: series(run.metrics, words.names("names"), words.whole("points", 1000, 1, 20_000)),
-    "/doctor": lambda run, place, words: examine(Evidence(run), str(run.path)).to_dict(),
+    "/doctor": lambda run, place, words: _examined(run),
     "/changes": lambda run, place, words: changes_answer(run),
     "/steps": lambda run, place, words: step_rows(run.metrics, **words.page(200)),
     "/step/{step:int}": lambda run, place, words: step_answer(run, place["step"]),
@@ -125,6 +134,8 @@ _OF_A_RUN: Mapping[str, Callable[[RunReader, Mapping[str, Any], Words], Any]] = 
     "/tasks": _tasks,
     "/task/{task:path}": lambda run, place, words: one_task(run, place["task"]),
     "/evaluations": lambda run, place, words: evaluation_answer(run),
+    "/samples": lambda run, place, words: sample_list(run),
+    "/sample/{row:int}": lambda run, place, words: sample_answer(run, place["row"]),
     "/search": _search,
 }
 

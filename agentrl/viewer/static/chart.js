@@ -16,6 +16,7 @@ export function smooth(values, share) {
 }
 
 const positive = (value, log) => (known(value) && (!log || value > 0) ? value : null);
+const WHOLE = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat(); // distances of the marks of an axis of steps
 const xText = { steps: (value) => number(value), time: seconds, tokens: large, episodes: large };
 
 function axisColours() {
@@ -55,7 +56,7 @@ function plotOptions(curves, settings, size, hovered, picked) {
     padding: [8, 10, 0, 0],
     scales: { x: { time: false, distr: settings.logX ? 3 : 1 }, y: settings.logY ? { distr: 3 } : { range: heightOf } },
     axes: [
-      { ...axis, size: 24, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : xText[settings.x || "steps"](tick))) },
+      { ...axis, size: 24, ...((settings.x || "steps") === "steps" ? { incrs: WHOLE } : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : xText[settings.x || "steps"](tick))) },
       { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) },
     ],
     cursor: { y: false, drag: { x: true, y: false }, sync: settings.sync ? { key: settings.sync } : undefined },

@@ -35,14 +35,14 @@ function Lane({ name, spans, begin, end, mark, step, colour, onShow, href }) {
   const shown = all ? rows : Math.min(rows, MOST);
   const x = (stamp) => (WIDTH * (Math.min(end, Math.max(begin, stamp)) - begin)) / (end - begin || 1);
   return html`<div class="lane"><span>${name}${rows > MOST && html` <button type="button" class="plain" onClick=${() => setAll(!all)}>${all ? "fewer" : `all ${rows}`}</button>`}</span>
-    <svg viewBox=${`0 0 ${WIDTH} ${shown * ROW + 4}`} height=${shown * ROW + 4} preserveAspectRatio="none" role="img" aria-label=${`${name}: ${plural(spans.length, "span")}`}>${found
+    <svg viewBox=${`0 0 ${WIDTH} ${shown * ROW + 4}`} height=${shown * ROW + 4} preserveAspectRatio="none" role="group" aria-label=${`${name}: ${plural(spans.length, "span")}`}>${found
       .filter((span) => span.row < shown)
       .map((span, index) => {
         const [left, right] = [x(span.start_s), x(span.end_s)];
         const box = html`<rect x=${left} y=${span.row * ROW + 2} width=${Math.max(1.2, right - left)} height=${ROW - 2} fill=${colour} fill-opacity=${strength(span, step)}
           onMouseEnter=${() => onShow(span)}><title>${`${spanName(span.name)}, ${seconds(span.end_s - span.start_s)}`}</title></rect>`;
         const link = href(span);
-        return link ? html`<a key=${index} href=${link}>${box}</a>` : html`<g key=${index}>${box}</g>`;
+        return link ? html`<a key=${index} href=${link} aria-label=${`${spanName(span.name)}, ${seconds(span.end_s - span.start_s)}`}>${box}</a>` : html`<g key=${index}>${box}</g>`;
       })}${mark > begin && mark < end && html`<line class="mark" x1=${x(mark)} x2=${x(mark)} y1="0" y2=${shown * ROW + 4}></line>`}</svg></div>`;
 }
 

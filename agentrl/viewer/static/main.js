@@ -1,5 +1,5 @@
 // The frame around the views: where the reader is, the run's sections, search, light and dark, keys.
-import { html, render, useEffect, useErrorBoundary, useState } from "./html.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./html.js";
 import { runPath, saved, useData, useGrowth } from "./api.js";
 import { address, go, toEpisode, toGroup, toRun, toStep, useRoute } from "./router.js";
 import { helpRows, useKeys } from "./keys.js";
@@ -17,24 +17,27 @@ import { GroupView } from "./views/group.js";
 import { TaskView, TasksView } from "./views/tasks.js";
 import { EvaluationsView } from "./views/evaluations.js";
 import { EvaluatedView } from "./views/evaluated.js";
+import { SampleView, SamplesView } from "./views/samples.js";
 import { SearchView } from "./views/search.js";
 
 const VIEWS = {
   "": RunView, settings: SettingsView, steps: StepsView, step: StepView, episodes: EpisodesView, episode: EpisodeView, group: GroupView,
-  tasks: TasksView, task: TaskView, evaluations: EvaluationsView, evaluated: EvaluatedView, search: SearchView,
+  tasks: TasksView, task: TaskView, evaluations: EvaluationsView, evaluated: EvaluatedView, search: SearchView, samples: SamplesView, sample: SampleView,
 };
 const SECTIONS = [["", "Curves"], ["steps", "Steps"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["settings", "Settings"]];
-const PART_OF = { evaluated: "evaluations", step: "steps", episode: "episodes", group: "steps", task: "tasks" };
+const TUNED = [["", "Curves"], ["samples", "Rows"], ["settings", "Settings"]]; // of a run on given data
+const PART_OF = { sample: "samples", evaluated: "evaluations", step: "steps", episode: "episodes", group: "steps", task: "tasks" };
 
 function Path({ run, section, name }) {
-  const words = { step: `step ${name}`, episode: `episode ${name}`, group: `group ${name}`, task: `task ${name}`, evaluated: `evaluated ${name}` };
+  const words = { step: `step ${name}`, episode: `episode ${name}`, group: `group ${name}`, task: `task ${name}`, evaluated: `evaluated ${name}`, sample: `row ${Number(name) + 1}` };
   const links = { step: toStep, episode: toEpisode, group: toGroup };
   return html`<span class="path"><a class="brand" href="#/">agentrl</a>${run && html`<a href=${toRun(run)}>${run}</a>`}
     ${words[section] && html`<a href=${links[section] ? links[section](run, name) : address(["run", run, section, name])}>${words[section]}</a>`}</span>`;
 }
 
-function Top({ run, section, name, growth, query, askHelp }) {
+function Top({ run, info, section, name, growth, query, askHelp }) {
   const dark = useDark();
+  const tuned = info && info.kind === "tune";
   const { changes, lost } = growth;
   const search = (event) => {
     event.preventDefault();
@@ -43,7 +46,7 @@ function Top({ run, section, name, growth, query, askHelp }) {
   };
   return html`<header class="top"><${Path} run=${run} section=${section} name=${name} />
     ${run && changes && html`<${StatusBadge} status=${changes.status} />`}
-    ${run && html`<nav aria-label="sections of the run">${SECTIONS.map(
+    ${run && html`<nav aria-label="sections of the run">${(tuned ? TUNED : SECTIONS).map(
       ([part, text]) => html`<a key=${part} class=${(PART_OF[section] || section) === part ? "here" : ""} href=${address(["run", run, part].filter(Boolean))}>${text}</a>`,
     )}</nav>`}
     <span class="space"></span>
@@ -51,16 +54,19 @@ function Top({ run, section, name, growth, query, askHelp }) {
     ${run && changes && changes.index && !changes.index.done && html`<span class="dim">reading episodes: ${Math.floor((100 * changes.index.bytes) / Math.max(1, changes.index.of))}%</span>`}
     ${lost && html`<span class="badge bad">the server does not answer</span>`}
     ${saved && html`<span class="badge">saved page</span>`}
-    ${run && !saved && html`<form onSubmit=${search}><input type="search" name="text" id="search" placeholder="Search the episodes  ( / )" aria-label="Search the episodes" defaultValue=${section === "search" ? query.text : ""} /></form>`}
+    ${run && !saved && !tuned && html`<form onSubmit=${search}><input type="search" name="text" id="search" placeholder="Search the episodes  ( / )" aria-label="Search the episodes" defaultValue=${section === "search" ? query.text : ""} /></form>`}
     <button type="button" title="light or dark (t)" aria-label="light or dark" onClick=${() => setTheme(dark ? "light" : "dark")}>${dark ? "light" : "dark"}</button>
     <button type="button" title="keys (?)" aria-label="keys" onClick=${askHelp}>?</button></header>`;
 }
 
+// A real dialog of the browser: it holds the focus, makes the rest inert, and gives the focus back when it is closed.
 function Help({ close }) {
+  const place = useRef(null);
   useKeys({ Escape: ["close", close] });
-  return html`<div class="dialog" role="dialog" aria-label="Keys" onClick=${close}><div><h2>Keys</h2><table><tbody>${helpRows().map(
+  useLayoutEffect(() => place.current.showModal(), []);
+  return html`<dialog class="dialog" ref=${place} aria-labelledby="keys-title" onClose=${close} onClick=${(event) => event.target === place.current && close()}><div><p class="tools"><h2 id="keys-title">Keys</h2><span class="space"></span><button type="button" onClick=${close}>close</button></p><table><tbody>${helpRows().map(
     ([key, text]) => html`<tr key=${key}><td><kbd>${key}</kbd></td><td>${text}</td></tr>`,
-  )}</tbody></table></div></div>`;
+  )}</tbody></table></div></dialog>`;
 }
 
 // A view that fails says why, and the rest of the page goes on.
@@ -73,12 +79,14 @@ function Guarded({ children }) {
   return error ? html`<${Empty}>This view cannot be shown: ${String(error.message || error)}. <button type="button" onClick=${reset}>Try again</button><//>` : children;
 }
 
-function RunPage({ run, section, name, query }) {
-  const { data, error } = useData(runPath(run), run);
+const NotFound = ({ children }) => html`<h1>Not found</h1><${Empty}>${children}<//>`;
+
+function RunPage({ run, answer, section, name, query }) {
+  const { data, error } = answer;
   const View = VIEWS[section];
-  if (error && !data) return html`<${Empty}>${error} <a href="#/">All runs</a><//>`;
+  if (error && !data) return html`<${NotFound}>${error} <a href="#/">All runs</a><//>`;
   if (!data) return null;
-  if (!View) return html`<${Empty}>There is no section ${section} of a run. <a href=${toRun(run)}>Curves of the run</a><//>`;
+  if (!View) return html`<${NotFound}>A run has no page “${section}”. <a href=${toRun(run)}>The run's own page</a><//>`;
   return html`<${View} run=${run} info=${data} name=${name} query=${query} key=${`${run}/${section}/${name}`} />`;
 }
 
@@ -88,6 +96,7 @@ function App() {
   const [kind, run = "", section = "", name = ""] = parts;
   const inRun = kind === "run" ? run : "";
   const growth = useGrowth(inRun);
+  const answer = useData(inRun ? runPath(inRun) : null, inRun);
   useKeys({
     "?": ["show the keys", () => setHelp(!help)],
     "/": ["search", () => document.querySelector("#search, input[type=search]")?.focus()],
@@ -97,10 +106,12 @@ function App() {
   useEffect(() => {
     document.title = [name && `${section} ${name}`, inRun, "agentrl"].filter(Boolean).join(" · ");
   });
+  const pages = { compare: CompareView, "": RunsView };
+  const Page = pages[kind || ""];
   const view = inRun
-    ? html`<${RunPage} run=${inRun} section=${section} name=${name} query=${query} />`
-    : kind === "compare" ? html`<${CompareView} query=${query} />` : html`<${RunsView} query=${query} />`;
-  return html`<${Top} run=${inRun} section=${section} name=${name} growth=${growth} query=${query} askHelp=${() => setHelp(true)} />
+    ? html`<${RunPage} run=${inRun} answer=${answer} section=${section} name=${name} query=${query} />`
+    : Page ? html`<${Page} query=${query} />` : html`<${NotFound}>There is no page at <code>${location.hash}</code>. <a href="#/">All runs</a><//>`;
+  return html`<${Top} run=${inRun} info=${answer.data} section=${section} name=${name} growth=${growth} query=${query} askHelp=${() => setHelp(true)} />
     <main class="page"><${Guarded}>${view}<//></main>${help && html`<${Help} close=${() => setHelp(false)} />`}`;
 }
 

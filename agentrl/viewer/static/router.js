@@ -16,6 +16,7 @@ export function address(parts, query = {}) {
 export const toRun = (run) => address(["run", run]);
 export const toStep = (run, step, query) => address(["run", run, "step", String(step)], query);
 export const toGroup = (run, group, query) => address(["run", run, "group", String(group)], query);
+export const toSample = (run, row, query = {}) => address(["run", run, "sample", String(row)], { colour: query.colour, form: query.form });
 export const toEpisode = (run, episode, query) => address(["run", run, "episode", String(episode)], query);
 
 export function go(hash) {

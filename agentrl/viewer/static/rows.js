@@ -1,7 +1,7 @@
 // Rows of groups and of episodes, as several views list them.
 import { html } from "./html.js";
 import { sequential } from "./colour.js";
-import { known, number, plural, seconds } from "./format.js";
+import { brief, known, number, plural, seconds } from "./format.js";
 import { StatusBadge } from "./legend.js";
 import { address, toEpisode, toGroup, toStep } from "./router.js";
 import { useDark } from "./theme.js";
@@ -47,14 +47,16 @@ export function EpisodeTable({ run, rows, sort, onSort }) {
     const next = sort === `-${name}` ? name : `-${name}`;
     return html`<th class=${numeric ? "num" : ""}>${onSort && name ? html`<button type="button" class=${here ? "sorted" : ""} onClick=${() => onSort(next)}>${text}${here ? (sort[0] === "-" ? " ↓" : " ↑") : ""}</button>` : text}</th>`;
   };
-  return html`<div class="scroll"><table class="episodes"><thead><tr>${head("time", "episode")}${several && head("", "agent")}${head("step", "step", true)}${head("task", "task")}${head("status", "status")}
-    ${head("reward", "reward", true)}${head("score", "score", true)}${head("turns", "turns", true)}${head("tokens", "tokens", true)}${head("", "time", true)}${head("", "last text")}</tr></thead>
+  return html`<div class="scroll"><table class="episodes stack"><thead><tr>${head("time", "episode")}${several && head("", "agent")}${head("step", "step", true)}${head("task", "prompt")}${head("", "label")}${head("", "answer")}${head("reward", "reward", true)}${head("score", "score", true)}
+    ${head("status", "status")}${head("turns", "turns", true)}${head("tokens", "tokens", true)}${head("", "time", true)}</tr></thead>
     <tbody>${rows.map(
       (row) => html`<tr key=${`${row.trajectory}-${row.attempt}`} data-episode=${row.episode}><td><a href=${toEpisode(run, row.episode, row.attempt ? { attempt: row.attempt } : {})}>${row.trajectory}</a>${row.source && row.source !== "train" && html` <span class="tag">${row.source}</span>`}</td>
-        ${several && html`<td>${row.agent}</td>`}<td class="num">${row.step ? html`<a href=${toStep(run, row.step)}>${row.step}</a>` : "–"}</td>
-        <td class="cut"><a class="mono" href=${address(["run", run, "task", row.task])}>${row.task}</a></td><td><${StatusBadge} status=${row.status} />${row.verdict && row.verdict !== "kept" && html` <${StatusBadge} status=${row.verdict} />`}</td>
-        <td class="num">${number(row.reward, 3)}</td><td class="num">${number(row.score, 3)}</td><td class="num">${row.turns}</td><td class="num">${row.tokens}</td>
-        <td class="num">${seconds(row.seconds)}</td><td class="cut mono">${row.error || row.last}</td></tr>`,
+        ${several && html`<td>${row.agent}</td>`}<td class="num" data-label="step">${row.step ? html`<a href=${toStep(run, row.step)}>${row.step}</a>` : "–"}</td>
+        <td class="cut long" title=${`task ${row.task}`} dir="auto"><a class="mono" href=${address(["run", run, "task", row.task])}>${row.prompt || row.task}</a></td>
+        <td class="label" data-label="label">${row.label_type ? html`<span class="mono" dir="auto">${brief(row.label, 40)}</span> <span class="tag">${row.label_type}</span>` : html`<span class="dim">–</span>`}</td>
+        <td class="cut long mono" dir="auto">${row.error ? html`<span class="bad">${row.error}</span>` : row.last}</td>
+        <td class="num" data-label="reward">${number(row.reward, 3)}</td><td class="num" data-label="score">${number(row.score, 3)}</td><td><${StatusBadge} status=${row.status} />${row.verdict && row.verdict !== "kept" && html` <${StatusBadge} status=${row.verdict} />`}</td>
+        <td class="num" data-label="turns">${row.turns}</td><td class="num" data-label="tokens">${row.tokens}</td><td class="num" data-label="time">${seconds(row.seconds)}</td></tr>`,
     )}</tbody></table></div>`;
 }
 

@@ -25,6 +25,13 @@ export const FIGURES = {
   reference: { text: "log-probability, reference", scale: "low" },
   value: { text: "value of the critic", scale: "both", least: 0.1 },
   return: { text: "return", scale: "both", least: 0.1 },
+  loss_before: { text: "loss before training", scale: "high", least: 0.1 },
+  loss_after: { text: "loss after training", scale: "high", least: 0.1 },
+  loss_change: { text: "change of the loss", scale: "both", least: 0.1 },
+  logprob_before: { text: "log-probability before training", scale: "low" },
+  logprob_after: { text: "log-probability after training", scale: "low" },
+  logprob_change: { text: "change of the log-probability", scale: "both", least: 0.1 },
+  label: { text: "label of the step", scale: "high", least: 1 },
   version: { text: "version of the weights", scale: "version" },
   staleness: { text: "staleness, steps", scale: "high", least: 1 },
 };

@@ -4,6 +4,8 @@ import { number, plural, seconds, spelled } from "./format.js";
 import { laneOf, spanName } from "./lanes.js";
 import { at, foundTokens, isTrained, piecesOf } from "./tokens.js";
 
+const FOLDED = 1200; // letters of what the model was given that are shown before the reader asks for all
+const LINES = 14;
 const LONG = 1500; // tokens of a turn, or a hundredth of the letters of a text, shown before the reader asks for all
 
 // Text with the places marked in which another text is found.
@@ -19,12 +21,21 @@ export function Found({ text, find }) {
   return html`${pieces}${text.slice(from)}`;
 }
 
-export function LongText({ text, find }) {
+// The beginning of a text that is folded, in whole lines where it has them.
+function beginning(text, limit) {
+  const lines = text.split("\n", LINES + 1);
+  const short = lines.length > LINES ? lines.slice(0, LINES).join("\n") : text;
+  return short.length > limit ? short.slice(0, limit) : short;
+}
+
+// A text; a long one is folded, what the model was given (`given`) sooner than what it wrote.
+export function LongText({ text, find, given }) {
   const [all, setAll] = useState(false);
-  const limit = LONG * 10;
-  const cut = !all && !find && text.length > limit;
-  return html`<pre class="text"><${Found} text=${cut ? text.slice(0, limit) : text} find=${find} /></pre>
-    ${cut && html`<button type="button" onClick=${() => setAll(true)}>all ${text.length} letters</button>`}`;
+  const shown = all || find ? text : given ? beginning(text, FOLDED) : text.slice(0, LONG * 10);
+  const cut = text.length - shown.length;
+  const foldable = cut > 0 || (all && text.length > FOLDED);
+  return html`<pre class="text" dir="auto"><${Found} text=${shown} find=${find} />${cut > 0 && "…"}</pre>
+    ${foldable && html`<button type="button" class="fold" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "fold" : `show ${cut} more letters`}</button>`}`;
 }
 
 // Sampled tokens, coloured, or the text where they are not known. `cells` shows each token apart, with its white space visible.
@@ -34,7 +45,7 @@ export function Tokens(props) {
   return readable ? html`<${Pieces} ...${props} />` : html`<${LongText} text=${turn.text || ""} find=${find} />`;
 }
 
-function Pieces({ turn, paint, cells, chosen, find, mask, from = 0 }) {
+export function Pieces({ turn, paint, cells, chosen, find, mask, quiet, from = 0 }) {
   const [all, setAll] = useState(false);
   const pieces = piecesOf(turn.tokens);
   const marked = useMemo(() => foundTokens(pieces, find), [turn, find]);
@@ -42,15 +53,22 @@ function Pieces({ turn, paint, cells, chosen, find, mask, from = 0 }) {
   const shown = useMemo(
     () => pieces.slice(0, limit).map((piece, index) => {
       const hatched = mask && isTrained(at(turn.tokens.mask, index)) === "no" ? " hatched" : "";
-      const kind = `token${cells ? " cell" : ""}${hatched}${index === chosen ? " chosen" : ""}${marked.has(index) ? " found" : ""}${index < from ? " same" : ""}`;
+      const kind = `token${cells ? " cell" : ""}${hatched}${index === chosen ? " chosen" : ""}${marked.has(index) ? " found" : ""}${index < from || (quiet && at(turn.tokens.mask, index) !== "trained") ? " same" : ""}`;
       return html`<span key=${index} class=${kind} data-turn=${turn.turn} data-token=${index} style=${paint(turn.tokens, index)}>${cells ? spelled(piece) : piece}</span>`;
     }),
-    [turn, paint, cells, chosen, marked, mask, limit, from],
+    [turn, paint, cells, chosen, marked, mask, quiet, limit, from],
   );
-  return html`<pre class="text sampled">${shown}</pre>${limit < pieces.length && html`<button type="button" onClick=${() => setAll(true)}>all ${pieces.length} tokens</button>`}`;
+  return html`<pre class="text sampled" dir="auto">${shown}</pre>${limit < pieces.length && html`<button type="button" onClick=${() => setAll(true)}>all ${pieces.length} tokens</button>`}`;
 }
 
-export function Given({ turn, cells, find, patches }) {
+const known = new Set(["system", "user", "assistant", "tool"]);
+const kindOf = (role) => (known.has(role) ? role : "other");
+
+// Roles of the messages that an episode shows, in order of their first appearance; "model" is what was sampled.
+export const rolesOf = (turns) => [...new Set([...turns.flatMap((turn) => (turn.prompt_messages || []).filter((message) => message.text).map((message) => message.role)), "model"])];
+
+export function Given({ turn, cells, find, patches, role = "" }) {
+  if (role === "model") return null;
   if (cells && turn.prompt && turn.prompt.ids.length) {
     const pieces = piecesOf(turn.prompt);
     const marked = foundTokens(pieces, find);
@@ -63,9 +81,9 @@ export function Given({ turn, cells, find, patches }) {
     return html`<div class="message given"><div class="role">${plural(pieces.length, "token")} given</div><pre class="text">${pieces.slice(0, LONG * 4).map(cell)}</pre></div>`;
   }
   if (turn.prompt_messages) {
-    return turn.prompt_messages.filter((message) => message.text).map((message, index) => html`<div class="message given" key=${index}><div class="role">${message.role}</div><${LongText} text=${message.text} find=${find} /></div>`);
+    return turn.prompt_messages.filter((message) => message.text && (!role || message.role === role)).map((message, index) => html`<div class=${`message given of-${kindOf(message.role)}`} key=${index}><div class="role">${message.role}</div><${LongText} text=${message.text} find=${find} given=${true} /></div>`);
   }
-  return turn.prompt_text && html`<div class="message given"><div class="role">given</div><${LongText} text=${turn.prompt_text} find=${find} /></div>`;
+  return turn.prompt_text && html`<div class="message given"><div class="role">given</div><${LongText} text=${turn.prompt_text} find=${find} given=${true} /></div>`;
 }
 
 const pairs = (values) => Object.entries(values || {}).map(([name, value]) => `${name} ${number(value)}`).join("  ");
@@ -90,15 +108,15 @@ function head(turn, several) {
   ].filter(Boolean).join(" · ");
 }
 
-export function Turn({ turn, spans, images, patches, paint, form, colour, chosen, find, branch, shared, several, style }) {
+export function Turn({ turn, spans, images, patches, paint, form, colour, chosen, find, role, branch, shared, several, style }) {
   const cells = form === "tokens";
   return html`<section class="turn" id=${`turn-${turn.turn}`} data-turn-box=${turn.turn} style=${style}>
     <header><b>turn ${turn.turn + 1}</b><span class="dim">${head(turn, several)}</span>${branch && html`<span class="badge">${branch}</span>`}${shared && html`<span class="badge">shared with ${shared}</span>`}
       ${turn.unanswered && html`<span class="badge bad">the environment did not answer</span>`}
       ${turn.fresh && turn.turn > 0 && html`<span class="badge">context begun anew${turn.branch_reason ? `: ${turn.branch_reason}` : ""}</span>`}
       ${turn.masked && html`<span class="badge warn">not trained: ${turn.masked}</span>`}</header>
-    <${Given} turn=${turn} cells=${cells} find=${find} patches=${patches} />${images}
-    <div class="message"><div class="role">${turn.agent || "model"}${turn.tokens.pieces && turn.tokens.exact === false ? " (the texts of its tokens, each read alone, do not make up its text)" : ""}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>
+    <${Given} turn=${turn} cells=${cells} find=${find} patches=${patches} role=${role} />${images}
+    ${(!role || role === "model") && html`<div class="message"><div class="role">${turn.agent || "model"}${turn.tokens.pieces && turn.tokens.exact === false ? " (the texts of its tokens, each read alone, do not make up its text)" : ""}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>`}
     ${turn.rewritten && html`<details class="rewritten"><summary><span class="badge">rewritten by the client</span> its next request had this in place of the answer; the sampled tokens count</summary><pre>${turn.rewritten}</pre></details>`}
     <${Paid} turn=${turn} spans=${spans} /></section>`;
 }

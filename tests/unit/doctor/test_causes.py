@@ -60,6 +60,15 @@ def test_a_rising_reward_is_learning(run: PlantedRun) -> None:
     assert (examination.outcome, examination.verdicts, examination.exit_code) == (Outcome.LEARNING, (), 0)
     assert examination.trend is not None
     assert examination.first < examination.last
+    [advice] = examination.advice  # from the fifth step on all members are right
+    assert advice.seen.startswith("8 of the last 8 groups (100%) are flat")
+    assert advice.remedy.startswith("--dynamic-filtering")
+    assert "In 8 of them every member earned the most" in advice.remedy
+
+
+def test_a_run_of_uneven_groups_needs_no_advice(run: PlantedRun) -> None:
+    plain(run)
+    assert not run.examined().advice
 
 
 def test_engine_and_learner_disagree(run: PlantedRun) -> None:

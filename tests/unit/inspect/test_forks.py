@@ -70,7 +70,7 @@ def test_an_index_without_forks_is_read_anew_from_the_records(run: Path, tmp_pat
         (old / path.name).write_bytes(path.read_bytes())
     index = index_path(old / "trajectories.jsonl")
     head, *rows = (json.loads(line) for line in index.read_text().splitlines())
-    head["columns"] = head["columns"][:-2]
-    index.write_text("".join(json.dumps(line) + "\n" for line in (head, *(row[:-2] for row in rows))))
+    head["columns"] = head["columns"][:-5]
+    index.write_text("".join(json.dumps(line) + "\n" for line in (head, *(row[:-5] for row in rows))))
     assert not list(read_index(old / "trajectories.jsonl"))
     assert episode_answer(RunReader(old).open(), "0-0-0")["forks"][0]["episode"] == "0-0-1"

@@ -12,7 +12,7 @@ import { Empty, Facts, StatusBadge } from "../legend.js";
 import { address, go, setQuery, toEpisode, toGroup, toStep } from "../router.js";
 import { useDark } from "../theme.js";
 import { FIGURES, TokenLegend, at, coloursOf, isTrained, painter } from "../tokens.js";
-import { Turn } from "../turn.js";
+import { Turn, rolesOf } from "../turn.js";
 
 const pairs = (values) => Object.entries(values || {}).map(([name, value]) => `${name} ${number(value)}`).join("  ");
 
@@ -32,7 +32,7 @@ function Head({ run, episode, foreign }) {
     ["group", html`<a href=${toGroup(run, episode.group, { attempt: episode.attempt || "", source: episode.source === "train" ? "" : episode.source })}>${episode.group}</a>`],
     ["step", episode.step && html`<a href=${toStep(run, episode.step)}>${episode.step}</a>`],
     ["task", html`<a class="mono" href=${address(["run", run, "task", task.id])}>${task.id}</a>`],
-    ["label", label !== "–" && html`<span class="mono">${label}</span>`],
+    ["label", label !== "–" && html`<span class="mono" dir="auto">${label}</span> <span class="tag">${task.label_type || typeof task.label}</span>`],
     ["weights at its beginning", !foreign && `version ${number(episode.version)}`],
     ["attempt", episode.attempts && episode.attempts.length > 1 && html`${episode.attempts.map((attempt) => html`<a key=${attempt} class=${attempt === episode.attempt ? "badge good" : "badge"} href=${toEpisode(run, episode.episode, { attempt })}>${attempt + 1}</a> `)}`],
     ["forked", episode.forked_from && html`from <a href=${toEpisode(run, episode.forked_from, { attempt: episode.attempt || "" })}>${episode.forked_from}</a> after ${plural(episode.forked_turns, "turn")}`],
@@ -51,7 +51,8 @@ function Head({ run, episode, foreign }) {
     ${episode.error && html`<pre class="note">${episode.error}</pre>`}`;
 }
 
-function Controls({ episode, form, colour, find, lanes, several }) {
+function Controls({ episode, form, colour, find, role, lanes, several }) {
+  const roles = rolesOf(episode.turns);
   const next = (event) => {
     event.preventDefault();
     const marks = [...document.querySelectorAll(".found")];
@@ -67,6 +68,7 @@ function Controls({ episode, form, colour, find, lanes, several }) {
   )}</span>
     <label>colour by <select aria-label="colour by" value=${colour} onChange=${(event) => setQuery({ colour: event.target.value })}>
       ${coloursOf(episode).map((name) => html`<option key=${name} value=${name}>${name === "mask" ? "mask" : FIGURES[name].text}</option>`)}<option value="none">nothing</option></select></label>
+    ${roles.length > 2 && form === "messages" && html`<label>role <select aria-label="role" value=${role} onChange=${(event) => setQuery({ role: event.target.value })}><option value="">all</option>${roles.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`}
     ${several && html`<button type="button" class=${lanes ? "on" : ""} aria-pressed=${lanes} onClick=${() => setQuery({ lanes: lanes ? "0" : "" })}>agents side by side</button>`}
     <form onSubmit=${next}><input type="search" placeholder="Find in this episode" aria-label="Find in this episode" value=${find} onInput=${(event) => setQuery({ find: event.target.value })} /></form>
     <${TokenLegend} episode=${episode} name=${colour} /></div>`;
@@ -154,6 +156,7 @@ export function EpisodeView({ run, info, name, query }) {
   });
   if (error && !episode) return html`<${Empty}>${error} <a href=${address(["run", run, "episodes"])}>All recorded episodes</a><//>`;
   if (!episode) return null;
+  const role = form === "messages" && rolesOf(episode.turns).includes(query.role) ? query.role : "";
   const agents = [...new Set(episode.turns.map((turn) => turn.agent))];
   const several = agents.length > 1;
   const lanes = several && query.lanes !== "0";
@@ -161,16 +164,16 @@ export function EpisodeView({ run, info, name, query }) {
   const path = query.branch === undefined ? null : lineage(branches, Number(query.branch));
   const turns = episode.turns.filter((turn) => !path || path.has(turn.branch));
   const box = (turn, row) => html`<${Turn} key=${turn.turn} turn=${turn} images=${html`<${Images} run=${run} episode=${episode} numbers=${imagesOf(turn)} what=${`shown before turn ${turn.turn + 1}`} />`} patches=${form === "tokens" && patchesOf(turn, (index) => sourceOf(run, episode, index))} spans=${spansOf(episode, turn)} paint=${paint} form=${form} colour=${colour}
-    chosen=${chosen && chosen.turn === turn.turn ? chosen.token : -1} find=${find} several=${several} branch=${branches.length > agents.length ? `branch ${turn.branch + 1}` : ""} shared=${turn.number < (episode.forked_turns || 0) ? episode.forked_from : ""}
+    chosen=${chosen && chosen.turn === turn.turn ? chosen.token : -1} find=${find} role=${role} several=${several} branch=${branches.length > agents.length ? `branch ${turn.branch + 1}` : ""} shared=${turn.number < (episode.forked_turns || 0) ? episode.forked_from : ""}
     style=${lanes ? { gridColumn: String(agents.indexOf(turn.agent) + 1), gridRow: String(row + 1) } : {}} />`;
   return html`<div class="split"><div><${Head} run=${run} episode=${episode} foreign=${info.kind === "foreign"} /><${Images} run=${run} episode=${episode} numbers=${imagesOfTask(episode)} what="of the task" />
       ${branches.length > 1 && branches.length > agents.length && html`<${BranchTree} branches=${branches} chosen=${query.branch === undefined ? null : Number(query.branch)} several=${several} />`}
-      <${Controls} episode=${episode} form=${form} colour=${colour} find=${find} lanes=${lanes} several=${several} />
+      <${Controls} episode=${episode} form=${form} colour=${colour} find=${find} role=${role} lanes=${lanes} several=${several} />
       ${!turns.length && html`<${Empty}>No turn is recorded: the model was not asked before the episode ended.<//>`}
       <div class=${lanes ? "agents" : ""} style=${lanes ? { gridTemplateColumns: `repeat(${agents.length}, minmax(0, 1fr))` } : {}} ...${events}>${turns.map(box)}</div>
       ${(episode.unread_images || []).length > 0 && html`<p class="dim">The environment showed these images, and no turn was sampled after them:</p><${Images} run=${run} episode=${episode} numbers=${episode.unread_images} what="shown at the end" />`}
       <${Times} run=${run} episode=${episode} /></div>
-    <aside class="side token-side"><p class="tools">${episode.previous && html`<a href=${toEpisode(run, episode.previous)}>← ${episode.previous}</a>`}${episode.next && html`<a href=${toEpisode(run, episode.next)}>${episode.next} →</a>`}</p>
+    <aside class="side token-side" aria-label="token"><p class="tools">${episode.previous && html`<a href=${toEpisode(run, episode.previous)}>← ${episode.previous}</a>`}${episode.next && html`<a href=${toEpisode(run, episode.next)}>${episode.next} →</a>`}</p>
       <h2>Token</h2><${TokenFigures} episode=${episode} place=${shown} /><p class="dim">${plural(episode.turns.length, "turn")}, ${plural(episode.turns.reduce((sum, turn) => sum + (turn.tokens.ids || []).length, 0), "sampled token")}</p>
       <${Commands} run=${run} episode=${episode} /></aside></div>`;
 }

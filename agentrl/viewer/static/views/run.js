@@ -5,6 +5,7 @@ import { Curves } from "../curves.js";
 import { EvaluationsView } from "./evaluations.js";
 import { moment, number, percent, plural, seconds } from "../format.js";
 import { Empty, Facts } from "../legend.js";
+import { TunedView } from "./tuned.js";
 import { address, go, toEpisode, toStep } from "../router.js";
 
 const ENDED = { killed: "It was killed.", failed: "It failed.", interrupted: "It was interrupted." };
@@ -24,10 +25,13 @@ function Signs({ run, info }) {
   )}${(info.problems || []).map((problem) => html`<div class="note" key=${problem}>${problem}</div>`)}`;
 }
 
-// Causes that the records prove, the root cause first, as `agentrl doctor` names them; replays, which run the environment, are left to it.
-function Causes({ run }) {
+// The verdict of `agentrl doctor`: causes that the records prove, the root cause first, or that the run learns, with advice. Replays are left to it.
+function Verdict({ run }) {
   const { data } = useData(runPath(run, "doctor"));
-  return html`${((data && data.verdicts) || []).map(
+  if (!data) return null;
+  const learns = data.outcome === "learning";
+  return html`${!(data.verdicts || []).length && data.groups > 0 && html`<div class=${learns ? "note good verdict" : "note quiet verdict"}><b>${learns ? "This run learns." : "No fault was found."}</b> ${data.trend_text}
+      ${(data.advice || []).map((one) => html`<div key=${one.id} class="advice"><span>${one.seen}.</span><span class="dim">${one.remedy}</span></div>`)}</div>`}${(data.verdicts || []).map(
     (cause) => html`<div class="note sign cause" key=${cause.id}><b>${cause.title}</b><span>${cause.seen}${cause.where && `: ${cause.where}`}</span><span class="dim">${cause.remedy}</span>
       ${cause.episodes.slice(0, 3).map((name) => html`<a key=${name} href=${toEpisode(run, name)}>Episode ${name}</a> `)}</div>`,
   )}`;
@@ -40,6 +44,11 @@ function Nothing({ run, info }) {
 }
 
 export function RunView({ run, info, query }) {
+  if (info.kind === "tune") return html`<${TunedView} run=${run} info=${info} query=${query} />`;
+  return html`<${TrainedView} run=${run} info=${info} query=${query} />`;
+}
+
+function TrainedView({ run, info, query }) {
   const { reward = {} } = info;
   const measured = info.kind === "evaluation";
   const launch = (info.launches || []).at(-1);
@@ -58,7 +67,7 @@ export function RunView({ run, info, query }) {
       ["stopped because", info.stop_reason],
     ]} />
     ${!measured && ENDED[info.status] && html`<p class="dim">${ENDED[info.status]} <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
-    ${info.kind === "run" && html`<${Causes} run=${run} />`}
+    ${info.kind === "run" && html`<${Verdict} run=${run} />`}
     <${Signs} run=${run} info=${info} />
     ${measured ? html`<${EvaluationsView} run=${run} query=${query} />` : info.steps > 0 ? html`<${Curves} runs=${[run]} version=${`${info.steps}`} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
 }

@@ -8,17 +8,18 @@ import { Empty, StatusBadge } from "../legend.js";
 import { address, go, toRun } from "../router.js";
 
 const KINDS = { evaluation: "evaluation", foreign: "other format" };
+const MEASURES = { loss: "loss" }; // of runs on given data; the others show their reward
 
 function Row({ row, chosen, choose }) {
   const reward = row.reward || {};
   return html`<tr data-run=${row.id}><td><input type="checkbox" aria-label=${`compare ${row.name}`} checked=${chosen} onChange=${choose} /></td>
     <td><a href=${toRun(row.id)}>${row.name}</a>${KINDS[row.kind] && html` <span class="tag">${KINDS[row.kind]}</span>`}</td>
     <td><${StatusBadge} status=${row.status} title=${row.stop_reason} /></td>
-    <td><${Sparkline} values=${row.sparkline || []} /></td>
+    <td><${Sparkline} values=${row.sparkline || []} />${MEASURES[row.measure] && html` <span class="dim">${MEASURES[row.measure]}</span>`}</td>
     <td class="num">${number(reward.first, 3)}</td><td class="num">${number(reward.last, 3)}</td>
     <td class="num">${number(row.step)}${row.num_steps ? html`<span class="dim"> of ${row.num_steps}</span>` : ""}</td>
     <td class="num">${seconds(row.wall_s)}</td>
-    <td class="cut mono" title=${row.command || row.agent}>${row.problem ? html`<span class="badge bad">${brief(row.problem, 120)}</span>` : row.command || row.agent || "–"}</td>
+    <td class="cut mono" title=${row.command || row.agent}>${row.problem ? html`<span class="badge bad">${brief(row.problem, 120)}</span>` : row.command || row.agent || row.data || "–"}</td>
     <td>${(row.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</td>
     <td class="num dim">${moment(row.updated_s)}</td></tr>`;
 }

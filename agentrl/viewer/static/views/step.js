@@ -64,7 +64,7 @@ export function StepView({ run, info, name, query }) {
       ${data.others.length > 0 && html`<h2>Left out <span class="dim">${plural(others.length, "group")}</span></h2><${Left} data=${data} /><${GroupTable} run=${run} rows=${others} low=${low} high=${high} />`}
       <h2>Time</h2>${data.lanes && data.lanes.spans.length ? html`<${Lanes} lanes=${data.lanes} href=${href} step=${Number(name)} note="Pale spans wait, or work on groups that another step trains or none. The line marks the end of the step before. A span leads to its group or episode." />` : html`<${Empty}>This run did not record when its parts worked.<//>`}
       <${Spike} run=${run} step=${name} query=${query} annotated=${info.annotations > 0} /></div>
-    <aside class="side"><h2>Metrics <span class="dim">and change since step ${step - 1}</span></h2><${MetricTable} metrics=${data.metrics} previous=${data.previous} all=${query.all === "1"} />
+    <aside class="side" aria-label="metrics"><h2>Metrics <span class="dim">and change since step ${step - 1}</span></h2><${MetricTable} metrics=${data.metrics} previous=${data.previous} all=${query.all === "1"} />
       <button type="button" onClick=${() => setQuery({ all: query.all === "1" ? "" : "1" })}>${query.all === "1" ? "fewer" : `all ${Object.keys(data.metrics).length}`}</button>
       ${data.phases && data.phases.length > 0 && html`<h2>Inside the learner</h2><${Phases} phases=${data.phases} />`}</aside></div>`;
 }
