@@ -6,6 +6,8 @@ CLIENTS := .venv-clients
 SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+BROWSER := .venv-browser
+AXE := axe-core@4.14.1
 MCP := @modelcontextprotocol/server-everything@2026.8.31
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-deps
@@ -66,7 +68,7 @@ test-clients: $(STAMP) $(CLIENTS)/.installed  ## run real agent programs against
 	AGENTRL_CLIENTS=$(CLIENTS) $(PY) -m pytest -m clients $(PYTEST_ARGS)
 	$(PY) -m tests.harness_matrix
 
-test-browser: $(STAMP)  ## run the tests of the viewer's page in Chromium (apt-get install chromium)
+test-browser: $(STAMP) $(BROWSER)/.installed  ## run the tests of the viewer's page in Chromium (apt-get install chromium)
 	$(PY) -m pytest -m browser --timeout=300 $(PYTEST_ARGS)
 
 mutants: $(STAMP)  ## plant bugs one at a time and report those that no test notices
@@ -120,7 +122,14 @@ clean:  ## remove caches and build products; runs/ and .venv stay
 	find agentrl tests envs examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove .venv, .venv-clients and .venv-site
-	rm -rf $(VENV) $(CLIENTS) $(SITE)
+	rm -rf $(VENV) $(CLIENTS) $(SITE) $(BROWSER)
+
+# axe looks for what keeps people from reading the viewer's pages; the tests alone use it.
+$(BROWSER)/.installed:
+	@mkdir -p $(BROWSER)
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(BROWSER) $(AXE); \
+	  else echo "There is no npm: the tests with axe are skipped."; fi
+	@touch $@
 
 $(SITE)/.installed: requirements/site.txt
 	@echo "Building $(SITE): about 200 MB."

@@ -53,6 +53,7 @@ def make_runs(folder: Path) -> None:
     record.branching(folder)
     record.unreachable(folder, steps=12)
     record.masked(folder, steps=12)
+    record.tuned(folder, steps=40)
 
 
 def episodes(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -111,6 +112,10 @@ def pictures(folder: Path) -> list[Picture]:
         Picture(name="branches", place=f"#/run/branching/episode/{branches}?colour=mask", wait_for=".branches"),
         Picture(name="agents", place=f"#/run/negotiation/episode/{agents}", wait_for=".agents .turn", size=(1280, 620)),
         Picture(name="group", place=f"#/run/calculator/group/{group}?colour=logprob", wait_for=".member", size=(1280, 480)),
+        Picture(name="episodes", place="#/run/calculator/episodes", wait_for="tr[data-episode]", size=(1280, 480)),
+        Picture(name="tuned", place="#/run/sft", wait_for=".chart canvas", size=(1280, 620)),
+        Picture(name="rows", place="#/run/dpo/samples", wait_for="tr[data-sample]", size=(1280, 560)),
+        Picture(name="row", place="#/run/sft/sample/1", wait_for=".token", size=(1280, 300), hover=".token:not(.same)"),
         Picture(name="tasks", place="#/run/calculator/tasks?sort=improved", wait_for="tr[data-task]", size=(1280, 420)),
         Picture(name="evaluations", place="#/run/calculator/evaluations", wait_for=".before-after tr", size=(1280, 720)),
         Picture(

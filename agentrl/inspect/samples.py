@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ from agentrl.track.sinks import ROWS
 Line: TypeAlias = Mapping[str, Any]
 
 WHEN = ("before", "after")
-FIELDS = tuple(f"{name}_{when}" for name in ("loss", "logprob") for when in (*WHEN, "change")) + ("label",)
+FIELDS = (*(f"{name}_{when}" for name in ("loss", "logprob") for when in (*WHEN, "change")), "label")
 """Figures of a token: those before and after training, and their difference."""
 MASKS = {"trained": "trained", "context": "not trained: it is a part of the prompt, or of what the loss leaves out"}
 MAX_TEXT = 160
@@ -94,15 +95,26 @@ def _summary(run: RunReader, row: Line, measured: Sequence[Line]) -> dict[str, A
     first = sequences[0]
     trained = set(first.get("trained", ()))
     begin = min(trained, default=len(first["ids"]))
-    answers = [[token for place, token in enumerate(each["ids"]) if place in set(each.get("trained", ()))] for each in sequences]
     return {
         **_about(row, measured),
         "tokens": sum(len(sequence["ids"]) for sequence in sequences),
         "trained": sum(len(sequence.get("trained", ())) for sequence in sequences),
         "prompt": _text(run, first["ids"][:begin])[-MAX_TEXT:],
-        "answers": [{"name": each.get("name", ""), "text": _text(run, ids)[:MAX_TEXT]} for each, ids in zip(sequences, answers, strict=True)],
+        "answers": [{"name": each.get("name", ""), "text": _answer(run, each)[:MAX_TEXT]} for each in sequences],
         "rewards": [_rewards(place, measured) for place in range(len(sequences))],
     }
+
+
+def _answer(run: RunReader, sequence: Line) -> str:
+    """Return what is trained of a sequence, with dots for what stands between; of judged steps the labels."""
+    if labels := sequence.get("labels"):
+        return "steps: " + " ".join(f"{label:g}" for label in labels)
+    parts: list[list[int]] = []
+    for before, place in itertools.pairwise([-2, *sequence.get("trained", ())]):
+        if place != before + 1:
+            parts.append([])
+        parts[-1] += sequence["ids"][place : place + 1]
+    return " … ".join(_text(run, part) for part in parts)
 
 
 def _text(run: RunReader, ids: Sequence[int]) -> str:
@@ -131,7 +143,13 @@ def _view(run: RunReader, place: int, sequence: Line, measured: Sequence[Line]) 
     for index in trained:
         masks[index] = "trained"
     tokens = {"ids": ids, "pieces": run.texts.pieces(ids), "mask": masks, **values}
-    return {"turn": place, "name": sequence.get("name", ""), "trained": len(trained), "rewards": _rewards(place, measured), "tokens": tokens}
+    return {
+        "turn": place,
+        "name": sequence.get("name", ""),
+        "trained": len(trained),
+        "rewards": _rewards(place, measured),
+        "tokens": tokens,
+    }
 
 
 def _placed(values: Any, places: Sequence[int], size: int) -> list[float | None]:

@@ -221,8 +221,8 @@ def conditions(chosen: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return an SQL condition on recorded trajectories, and its values.
 
     Args:
-        chosen: Names of `CONDITIONS` with their values, ``status`` (one or several with commas), and ``text``, a part of task, prompt, label, episode,
-            error or last text; those that are `None` or empty do not count.
+        chosen: Names of `CONDITIONS` with their values, ``status`` (one or several with commas), and ``text``, a part of task, prompt,
+            label, episode, error or last text; those that are `None` or empty do not count.
     """
     parts, values = ["1"], list[Any]()
     for name, sql in CONDITIONS.items():

@@ -93,8 +93,16 @@ def to_json(value: Any) -> bytes:
         return encode(value).encode()
 
 
+NOT_FOUND = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>Not found</title></head><body><main><h1>Not found</h1>
+<p>The viewer has no such page. Open the address that agentrl view printed.</p></main></body></html>"""
+"""Answer to a browser that asks for a page which is not there; the views of the page follow a # and are no addresses of the server."""
+
+
 async def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
+        return Response(NOT_FOUND, 404, media_type=TYPES[".html"])
     return _refusal(error.status_code, "NotFound" if error.status_code == 404 else "Refused", str(error.detail))
 
 

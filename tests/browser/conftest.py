@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser import record
+from tests.browser.serving import Served, serve
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WAIT_MS = 15_000
+STEPS = 6
+RUNS = 7
 SERVER_ENDED = "net::ERR_CONNECTION_REFUSED"  # a page that outlives its server goes on to ask it
 
 
@@ -51,6 +56,23 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(os.environ.get("BROWSER_RUNS", "") or tmp_path_factory.mktemp("browser") / "runs")  # a folder that keeps them
+    record.calculator(folder, steps=STEPS)
+    record.negotiation(folder)
+    record.branching(folder)
+    record.tools(folder)
+    record.tuned(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served(runs: Path) -> Iterator[Served]:
+    with serve(runs) as served:
+        yield served
+
+
 @dataclass
 class Watched:
     """A page, the addresses that it asked for, and what it complained about: errors of scripts and refusals of the content policy."""
@@ -79,3 +101,10 @@ def watched(browser: Browser) -> Iterator[Watched]:
     yield found
     context.close()
     assert [text for text in found.complaints if SERVER_ENDED not in text] == []
+
+
+@pytest.fixture
+def page(watched: Watched, served: Served) -> Iterator[Page]:
+    watched.open(served.address, "tr[data-run]")
+    yield watched.page
+    assert [address for address in watched.asked if not address.startswith((served.address, "about:", "data:,"))] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.runs import ENVS, ROOT, succeeded, train
+from tests.e2e.runs import ENVS, ROOT, start, succeeded, train
 
 HERE = Path(__file__).parent
 SMALL = ("--runtime", "local", "--record", "all", "--no-save-model", "--seed", "1")
@@ -26,6 +26,25 @@ def calculator(folder: Path, *, steps: int = 6, name: str = "calculator", rate: 
     every = ("--eval-every", str(max(1, steps // 2)), "--eval-size", "12", "--eval-at-start")
     rest = ("--async", "--learning-rate", rate, "--dynamic-filtering")
     return _train(folder, name, ENVS / "calculator.py", *_sizes(steps, 8, 32), *every, *rest)
+
+
+def tuned(folder: Path) -> None:
+    """Runs of the commands for given data: a chat, pairs of answers, and answers whose steps are judged."""
+    for method, data in (("sft", "chats"), ("dpo", "pairs"), ("process-reward-model", "steps")):
+        if not (folder / method / "summary.json").exists():
+            words = (
+                "--data",
+                str(ROOT / "examples" / "tune" / f"{data}.jsonl"),
+                "--num-steps",
+                "8",
+                "--batch-size",
+                "8",
+                "--eval-size",
+                "8",
+            )
+            process = start(method, *words, "--run-dir", str(folder / method))
+            output, _ = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0, output
 
 
 def negotiation(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,40 +10,15 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.browser import record
-from tests.browser.serving import Served, serve
+from agentrl.core.annotations import unpack
+from tests.browser.conftest import RUNS, STEPS
+from tests.browser.serving import serve
+from tests.run_files import MadeRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from playwright.sync_api import Page
 
-    from tests.browser.conftest import Watched
-
-STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(os.environ.get("BROWSER_RUNS", "") or tmp_path_factory.mktemp("browser") / "runs")  # a folder that keeps them
-    record.calculator(folder, steps=STEPS)
-    record.negotiation(folder)
-    record.branching(folder)
-    record.tools(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def served(runs: Path) -> Iterator[Served]:
-    with serve(runs) as served:
-        yield served
-
-
-@pytest.fixture
-def page(watched: Watched, served: Served) -> Iterator[Page]:
-    watched.open(served.address, "tr[data-run]")
-    yield watched.page
-    assert [address for address in watched.asked if not address.startswith((served.address, "about:", "data:,"))] == []
+    from tests.browser.serving import Served
 
 
 def go(page: Page, place: str, wait_for: str) -> None:
@@ -63,7 +37,7 @@ def an_episode(runs: Path, name: str = "calculator", *, turns: int = 2) -> dict:
 
 def test_the_list_shows_each_run_and_leads_to_a_comparison(page: Page) -> None:
     rows = page.locator("tr[data-run]")
-    assert rows.count() == 4
+    assert rows.count() == RUNS
     first = page.locator("tr[data-run=calculator]")
     assert "finished" in first.inner_text()
     assert "envs/calculator.py" in first.inner_text()
@@ -326,3 +300,98 @@ def test_every_route_wants_the_token_and_a_name_of_this_machine(served: Served) 
         assert httpx.get(f"{root}/{token}/{route}", headers={"Host": "example.org"}).status_code == 403
         assert httpx.post(f"{root}/{token}/{route}").status_code == 405
     assert httpx.get(f"{root}/{token}/api/runs").status_code == 200
+
+
+def test_a_run_on_given_data_shows_its_losses_and_the_tokens_of_its_rows(page: Page, runs: Path) -> None:
+    first = page.locator("tr[data-run=sft]")
+    assert "sft" in first.locator(".tag").all_inner_texts()
+    assert "loss" in first.inner_text()
+    go(page, "#/run/sft", ".chart[data-metric='loss'] canvas")
+    assert page.locator(".chart[data-metric='loss'] .values .swatch").count() == 2  # training and held-out rows
+    assert page.locator(".top nav a").all_inner_texts() == ["Curves", "Rows", "Settings"]
+    page.get_by_role("link", name="16 recorded rows").click()
+    page.wait_for_selector("tr[data-sample]")
+    assert page.locator("tr[data-sample]").count() == 16
+    page.locator("tr[data-sample] a").first.click()
+    page.wait_for_selector(".token")
+    lines = [json.loads(line) for line in (runs / "sft" / "rows.jsonl").read_text().splitlines()]
+    row, before, after = (line for line in lines if line["row"] == 0)
+    trained = page.locator(".token:not(.same)")
+    assert trained.count() == len(row["sequences"][0]["trained"])
+    trained.first.hover()
+    page.wait_for_selector("#figures [data-figure='loss_change']")
+    shown = [float(page.locator(f"#figures [data-figure='loss_{when}'] td").last.inner_text()) for when in ("before", "after")]
+    losses = [unpack(line["sequences"][0]["loss"], trained.count())[0] for line in (before, after)]
+    assert shown == pytest.approx(losses, rel=1e-3)
+    page.keyboard.press("n")
+    page.wait_for_selector("h1:has-text('Row 2')")
+    go(page, "#/run/dpo/sample/0", ".pair .token")
+    assert page.locator(".turn header b").first.inner_text() == "chosen"
+    assert page.locator(".turn header").nth(1).inner_text().startswith("rejected")
+
+
+def test_the_list_of_episodes_shows_prompt_label_and_answer(page: Page, runs: Path) -> None:
+    row = an_episode(runs, "tools", turns=1)
+    go(page, f"#/run/tools/episodes?text={row['episode_id']}", f"tr[data-episode='{row['episode_id']}']")
+    cells = page.locator("tr[data-episode]").first
+    prompt = row["task"]["prompt"]
+    assert (prompt if isinstance(prompt, str) else prompt[-1]["content"])[:40].strip() in cells.inner_text()
+    assert row["turns"][-1]["text"][:20].strip() in cells.inner_text()
+    label = row["task"]["label"]
+    assert cells.locator("td.label").inner_text().split() == [str(label), type(label).__name__]
+
+
+def test_an_episode_shows_one_role_and_folds_long_observations(page: Page, tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "runs" / "long")
+    run.group(1, members=1, text="short")
+    run.close()
+    path = run.folder / "trajectories.jsonl"
+    record = json.loads(path.read_text())
+    observed = "\n".join(f"line {number}" for number in range(400))
+    record["turns"][1]["prompt_text"] = f"<|tool|>{observed}<|end|><|user|>Go on.<|end|><|assistant|>"
+    path.write_text(json.dumps(record) + "\n")
+    (run.folder / "trajectories.index.jsonl").unlink()
+    with serve(tmp_path / "runs") as served:
+        page.goto(f"{served.address}#/run/long/episode/0-0-0")
+        page.wait_for_selector(".fold")
+        assert "line 300" not in page.locator("main").inner_text()
+        page.locator(".fold").first.click()
+        assert "line 399" in page.locator("main").inner_text()
+        page.get_by_label("role").select_option("tool")
+        page.wait_for_function("location.hash.includes('role=tool')")
+        assert page.locator(".message.given .role").all_inner_texts() == ["tool"]
+        assert page.locator(".sampled").count() == 0
+
+
+def test_a_healthy_run_has_a_verdict_and_an_unknown_page_says_so(page: Page, served: Served) -> None:
+    go(page, "#/run/calculator", ".note.verdict")
+    assert page.locator(".note.verdict").inner_text().startswith(("This run learns.", "No fault was found."))
+    go(page, "#/nothing/here", "h1:has-text('Not found')")
+    assert "#/nothing/here" in page.locator("main").inner_text()
+    go(page, "#/run/calculator/nothing", "h1:has-text('Not found')")
+    answer = httpx.get(f"{served.address}nothing", headers={"Accept": "text/html"})
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "Not found" in answer.text
+
+
+SEEN = """() => {
+  const fill = CanvasRenderingContext2D.prototype.fillText;
+  window.marks = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    window.marks.push(text);
+    return fill.call(this, text, ...rest);
+  };
+}"""
+
+
+def test_steps_are_whole_numbers_and_tables_fill_the_width(page: Page) -> None:
+    go(page, "#/run/negotiation", ".chart canvas")
+    page.evaluate(SEEN)
+    go(page, "#/run/negotiation?find=episode/count", ".chart[data-metric='episode/count'] canvas")
+    page.wait_for_function("window.marks.includes('1')")
+    page.wait_for_timeout(300)
+    assert [text for text in page.evaluate("window.marks") if text in ("1.2", "1.25", "1.5")] == []
+    for place, table in (("#/", "table"), ("#/run/calculator/episodes", "table.episodes"), ("#/run/calculator/steps", "table")):
+        go(page, place, f"main {table} tbody tr")
+        wide = "(table) => table.offsetWidth >= 0.95 * document.querySelector('main').clientWidth - 30"
+        assert page.locator(f"main {table}").first.evaluate(wide), place

@@ -49,7 +49,7 @@ function Controls({ query, found }) {
 const HELD_OUT = "eval/";
 
 // `onPick(run, metric, step)` is called when a point is clicked. With `heldOut` a chart also shows what its metric is on held-out rows.
-export function Curves({ runs, version, query, onPick, heldOut = false }) {
+export function Curves({ runs, version, query, onPick, onDrawn, heldOut = false }) {
   const answers = useMetrics(runs, version, FIRST); // small, and says which metrics there are
   useKeys({ f: ["find a metric", () => document.querySelector('[aria-label="Find a metric"]')?.focus()] });
   const ready = runs.filter((run) => answers[run] && !answers[run].error);
@@ -65,6 +65,10 @@ export function Curves({ runs, version, query, onPick, heldOut = false }) {
   const chosen = words.length ? names.filter((name) => words.every((word) => name.toLowerCase().includes(word))) : all ? [...main, ...others] : main;
   const limit = all ? chosen.length : Math.max(MORE, MAIN);
   const columns = useMetrics(runs, version, chosen.length ? (all ? "" : chosen.slice(0, limit).flatMap((name) => (beside(name) ? [name, HELD_OUT + name] : [name])).join(",")) : null);
+  const drawn = runs.length > 0 && runs.every((run) => columns[run]);
+  useEffect(() => {
+    if (drawn && onDrawn) onDrawn();
+  }, [drawn]);
   if (!ready.length) return html`${said}`;
   if (!names.length) return html`${said}<${Empty}>No step has ended yet. The first curve appears with the first step.<//>`;
   const axis = query.x || "steps";

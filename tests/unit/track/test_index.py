@@ -51,6 +51,33 @@ def test_rows_of_strange_records():
 
 
 @pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ({"prompt": " How much? ", "label": 3}, ("How much?", "3", "int")),
+        ({"prompt": [{"role": "user", "content": "first"}, {"role": "user", "content": "last"}], "label": "3"}, ("last", "3", "str")),
+        ({"prompt": [{"content": [{"type": "image"}, {"type": "text", "text": "see"}]}], "label": [1, 2]}, ("see", "[1, 2]", "list")),
+        ({"prompt": None, "label": None}, ("", "", "")),
+        ({"prompt": "p", "label": [1, 2], "literals": {"label": "(1, 2)"}}, ("p", "(1, 2)", "tuple")),
+        ({"prompt": "x" * 999, "label": True}, ("x" * 200, "true", "bool")),
+    ],
+)
+def test_rows_show_the_prompt_and_the_label_with_its_type(task, expected):
+    row = row_of({"task": {"id": "t", **task}})
+    assert (row.prompt.strip(), row.label, row.label_type) == expected
+
+
+def test_an_index_without_prompts_is_read_and_written_anew_when_the_run_goes_on(records):
+    """As one that an earlier version wrote."""
+    whole = list(read_index(records))
+    head, *rows = (json.loads(line) for line in index_path(records).read_text().splitlines())
+    head["columns"] = head["columns"][:-3]
+    index_path(records).write_text("".join(json.dumps(line) + "\n" for line in (head, *(row[:-3] for row in rows))))
+    assert list(read_index(records)) == [[*values[:-3], "", "", ""] for values in whole]
+    IndexWriter(records).close()
+    assert list(read_index(records)) == whole
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[:-5],  # cut by a crash

@@ -75,6 +75,13 @@ def test_only_reading_is_allowed_and_every_answer_carries_the_policy(page):
         assert answer.headers["cache-control"] == "no-store"
 
 
+def test_a_browser_that_asks_for_no_page_is_told_so(page):
+    answer = page.get("api/nothing", headers={"accept": "text/html,*/*"})
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "<h1>Not found</h1>" in answer.text
+    assert page.get("api/nothing").json()["type"] == "NotFound"
+
+
 def test_no_path_leads_out_of_the_page_or_of_the_runs(page, tmp_path):
     outside = os.path.relpath("/etc/passwd", tmp_path)
     for path in ("..%2fpage.py", "%2e%2e/page.py", "../page.py", "..%5cpage.py", "/etc/passwd", "%2fetc%2fpasswd", "main.js%00.txt"):

@@ -1,5 +1,5 @@
 // A run: what it is, signs that it does not learn, its curves.
-import { html } from "../html.js";
+import { html, useState } from "../html.js";
 import { runPath, useData } from "../api.js";
 import { Curves } from "../curves.js";
 import { EvaluationsView } from "./evaluations.js";
@@ -26,8 +26,8 @@ function Signs({ run, info }) {
 }
 
 // The verdict of `agentrl doctor`: causes that the records prove, the root cause first, or that the run learns, with advice. Replays are left to it.
-function Verdict({ run }) {
-  const { data } = useData(runPath(run, "doctor"));
+function Verdict({ run, asked }) {
+  const { data } = useData(asked ? runPath(run, "doctor") : null);
   if (!data) return null;
   const learns = data.outcome === "learning";
   return html`${!(data.verdicts || []).length && data.groups > 0 && html`<div class=${learns ? "note good verdict" : "note quiet verdict"}><b>${learns ? "This run learns." : "No fault was found."}</b> ${data.trend_text}
@@ -50,6 +50,7 @@ export function RunView({ run, info, query }) {
 
 function TrainedView({ run, info, query }) {
   const { reward = {} } = info;
+  const [drawn, setDrawn] = useState(false); // the verdict takes a while in a large run, and curves come first
   const measured = info.kind === "evaluation";
   const launch = (info.launches || []).at(-1);
   return html`<h1>${info.name} ${(info.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</h1>
@@ -67,7 +68,7 @@ function TrainedView({ run, info, query }) {
       ["stopped because", info.stop_reason],
     ]} />
     ${!measured && ENDED[info.status] && html`<p class="dim">${ENDED[info.status]} <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
-    ${info.kind === "run" && html`<${Verdict} run=${run} />`}
+    ${info.kind === "run" && html`<${Verdict} run=${run} asked=${drawn || !info.steps} />`}
     <${Signs} run=${run} info=${info} />
-    ${measured ? html`<${EvaluationsView} run=${run} query=${query} />` : info.steps > 0 ? html`<${Curves} runs=${[run]} version=${`${info.steps}`} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
+    ${measured ? html`<${EvaluationsView} run=${run} query=${query} />` : info.steps > 0 ? html`<${Curves} runs=${[run]} version=${`${info.steps}`} query=${query} onDrawn=${() => setDrawn(true)} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
 }

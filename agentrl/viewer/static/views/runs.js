@@ -49,7 +49,7 @@ export function RunsView() {
     <div class="tools"><input type="search" placeholder="Filter by name, command, tag  ( / )" aria-label="Filter runs" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       <button type="button" id="compare" disabled=${chosen.length < 2} onClick=${compare}>${chosen.length < 2 ? "Choose runs to compare" : `Compare ${plural(chosen.length, "run")}`}</button>
       <span class="dim">${plural(rows.length, "run")}</span></div>
-    ${data.runs.length === 0 ? html`<${NoRuns} folder=${data.folder} />` : html`<div class="scroll"><table><thead><tr><th></th><th>run</th><th>status</th><th>reward</th>
+    ${data.runs.length === 0 ? html`<${NoRuns} folder=${data.folder} />` : html`<div class="scroll"><table><thead><tr><th><span class="sr">compare</span></th><th>run</th><th>status</th><th>reward</th>
       <th class="num">first</th><th class="num">last</th><th class="num">steps</th><th class="num">time</th><th>command</th><th>tags</th><th class="num">changed</th></tr></thead>
       <tbody>${rows.map((row) => html`<${Row} key=${row.id} row=${row} chosen=${chosen.includes(row.id)} choose=${() => choose(row.id)} />`)}</tbody></table></div>`}`;
 }
