@@ -86,7 +86,7 @@ def _about(row: Line, measured: Sequence[Line]) -> dict[str, Any]:
     return {
         **{name: row.get(name) for name in ("row", "part", "label", "margin")},
         "images": row.get("images", 0),
-        **{f"loss_{when}": line and line.get("loss") for when, line in zip(WHEN, _pair(measured), strict=True)},
+        **{f"loss_{when}": None if line is None else line.get("loss") for when, line in zip(WHEN, _pair(measured), strict=True)},
     }
 
 
@@ -124,7 +124,8 @@ def _text(run: RunReader, ids: Sequence[int]) -> str:
 
 def _rewards(place: int, measured: Sequence[Line]) -> dict[str, float | None]:
     """Return the reward of a sequence before and after; `None` where there is none."""
-    return {when: line and line["sequences"][place].get("reward") for when, line in zip(WHEN, _pair(measured), strict=True)}
+    found = [None if line is None else line["sequences"][place].get("reward") for line in _pair(measured)]
+    return dict(zip(WHEN, found, strict=True))
 
 
 def _view(run: RunReader, place: int, sequence: Line, measured: Sequence[Line]) -> dict[str, Any]:
@@ -132,7 +133,8 @@ def _view(run: RunReader, place: int, sequence: Line, measured: Sequence[Line]) 
     ids, trained = sequence["ids"], [index for index in sequence.get("trained", ()) if index < len(sequence["ids"])]
     values: dict[str, Any] = dict.fromkeys(FIELDS)
     for name in ("loss", "logprob"):
-        found = [line and unpack(line["sequences"][place].get(name), len(trained)) for line in _pair(measured)]
+        pair = _pair(measured)
+        found = [None if line is None else unpack(line["sequences"][place].get(name), len(trained)) for line in pair]
         for when, numbers in zip(WHEN, found, strict=True):
             values[f"{name}_{when}"] = None if numbers is None else _placed(numbers, trained, len(ids))
         if found[0] is not None and found[1] is not None:

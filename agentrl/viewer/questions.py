@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
@@ -23,7 +24,7 @@ from agentrl.inspect.steps import step_answer
 from agentrl.inspect.tasks import evaluation_answer, one_task, task_list
 from agentrl.track.index import TRAINING
 from agentrl.tune.methods import METHODS
-from agentrl.viewer.runs import RunCollection
+from agentrl.viewer.runs import MAX_OPEN, RunCollection
 
 MAX_LIMIT = 1000
 MAX_SEARCH_S = 0.5
@@ -108,6 +109,12 @@ def _tasks(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
 
 
 def _examined(run: RunReader) -> Any:
+    return _verdict(run, changes_answer(run)["version"])
+
+
+@lru_cache(maxsize=MAX_OPEN)
+def _verdict(run: RunReader, version: str) -> Any:
+    """Return the verdict on a run as far as it has come, which is the same until there is something new."""
     examination = examine(Evidence(run), str(run.path))
     return {**examination.to_dict(), "trend_text": trend_text(examination)}
 

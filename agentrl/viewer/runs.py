@@ -17,6 +17,8 @@ LOOK_S = 2.0
 """Seconds between two looks for new runs in a folder."""
 MAX_OPEN = 4
 """Runs whose tables are held at once; the one that was looked at longest ago is closed for another."""
+OPEN_S = 0.1
+"""Seconds for which the first question about a run waits beyond what the index takes; the rest is read in the background."""
 SEPARATOR = "~"
 
 
@@ -96,12 +98,18 @@ class RunCollection:
                 raise NoSuchRunError("run", name, "is not among the runs that are shown", f"They are those below {self.folder}.")
             reader = self._open.get(name)
             if reader is None:
-                reader = self._open[name] = RunReader(self._paths[name]).open()
+                reader = self._open[name] = RunReader(self._paths[name]).open(OPEN_S)
             self._open.move_to_end(name)
             while len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
         reader.follow()
         return reader
+
+    def prepare(self) -> None:
+        """Open the run that was written to last in a thread of its own, so that it is read when a person gets to it."""
+        newest = next(iter(self.cards()), None)
+        if newest is not None and not newest["problem"]:
+            threading.Thread(target=self.run, args=(newest["id"],), name="prepare", daemon=True).start()
 
     def changes(self) -> Mapping[str, Any]:
         """Return a version for the list and for each run, which is another if something is new."""

@@ -36,6 +36,7 @@ async def view(collection: RunCollection, port: int, *, ready: Callable[[str], A
         root = await server.start()
     except OSError as error:
         raise ConfigError("--port", port, f"cannot be used: {error.strerror}", "Choose another, or 0 for a free one.") from error
+    collection.prepare()
     try:
         ready(f"{root}/{token}/")
         await asyncio.Event().wait()

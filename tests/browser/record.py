@@ -28,21 +28,13 @@ def calculator(folder: Path, *, steps: int = 6, name: str = "calculator", rate: 
     return _train(folder, name, ENVS / "calculator.py", *_sizes(steps, 8, 32), *every, *rest)
 
 
-def tuned(folder: Path) -> None:
+def tuned(folder: Path, *, steps: int = 8) -> None:
     """Runs of the commands for given data: a chat, pairs of answers, and answers whose steps are judged."""
+    sizes = ("--num-steps", str(steps), "--batch-size", "8", "--eval-size", "8", "--eval-every", str(max(1, steps // 4)))
     for method, data in (("sft", "chats"), ("dpo", "pairs"), ("process-reward-model", "steps")):
         if not (folder / method / "summary.json").exists():
-            words = (
-                "--data",
-                str(ROOT / "examples" / "tune" / f"{data}.jsonl"),
-                "--num-steps",
-                "8",
-                "--batch-size",
-                "8",
-                "--eval-size",
-                "8",
-            )
-            process = start(method, *words, "--run-dir", str(folder / method))
+            rows = f"examples/tune/{data}.jsonl"  # as a reader would name it, from the repository's folder
+            process = start(method, "--data", rows, *sizes, "--run-dir", str(folder / method))
             output, _ = process.communicate(timeout=LIMIT_S)
             assert process.returncode == 0, output
 

@@ -13,10 +13,15 @@ function between(stops, place) {
   return first.map((value, index) => Math.round(value + (second[index] - value) * (at - low)));
 }
 
-function painted([red, green, blue], alpha) {
-  const light = (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
+const linear = (channel) => (channel / 255 <= 0.04045 ? channel / 255 / 12.92 : ((channel / 255 + 0.055) / 1.055) ** 2.4);
+const PANELS = { true: [27, 31, 35], false: [255, 255, 255] }; // behind a colour, dark or not
+
+// A colour over the page, with black or white text, whichever is read better on it; a faint one leaves the text as it is.
+function painted(colour, alpha, dark = false) {
+  const [red, green, blue] = colour;
   const style = { backgroundColor: `rgba(${red}, ${green}, ${blue}, ${alpha})` };
-  if (alpha > 0.6) style.color = light > 0.55 ? "#111111" : "#ffffff";
+  const [r, g, b] = colour.map((channel, index) => linear(alpha * channel + (1 - alpha) * PANELS[dark][index]));
+  if (alpha > 0.3) style.color = 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111111" : "#ffffff";
   return style;
 }
 
@@ -24,17 +29,17 @@ function painted([red, green, blue], alpha) {
 export function sequential(place, dark) {
   if (!(place > 0.02)) return {};
   const shown = Math.min(1, place);
-  return painted(between(CIVIDIS, dark ? 0.15 + 0.85 * shown : 1 - shown), Math.min(1, 0.15 + 1.8 * shown));
+  return painted(between(CIVIDIS, dark ? 0.15 + 0.85 * shown : 1 - shown), Math.min(1, 0.15 + 1.8 * shown), dark);
 }
 
 // `place` runs from -1 (blue) over 0 (no colour) to 1 (orange).
 export function diverging(place) {
   const size = Math.min(1, Math.abs(place));
   if (!(size > 0.02)) return {};
-  return painted(between(place < 0 ? BLUES : ORANGES, size), 0.75 + 0.25 * size);
+  return painted(between(place < 0 ? BLUES : ORANGES, size), 1);
 }
 
-export const category = (index) => painted(channels(CATEGORIES[index % CATEGORIES.length]), 0.45);
+export const category = (index) => ({ backgroundColor: `rgba(${channels(CATEGORIES[index % CATEGORIES.length]).join(", ")}, 0.45)` });
 export const lineColour = (index) => CATEGORIES[index % CATEGORIES.length];
 
 // Whole scale, for legends: [place, style] pairs.

@@ -38,7 +38,7 @@ function points(answer, name, axis) {
 function Controls({ query, found }) {
   const axis = query.x || "steps";
   const box = (name, text) => html`<label><input type="checkbox" checked=${query[name] === "1"} onChange=${(event) => setQuery({ [name]: event.target.checked ? "1" : "" })} /> ${text}</label>`;
-  return html`<div class="tools"><input type="search" aria-label="Find a metric" placeholder="Find a metric: kl, loss, engine/…" value=${query.find || ""} onInput=${(event) => setQuery({ find: event.target.value })} />
+  return html`<div class="tools"><input type="search" class="wide" aria-label="Find a metric" placeholder="Find a metric: kl, loss, engine/…" value=${query.find || ""} onInput=${(event) => setQuery({ find: event.target.value })} />
     <label>over <select aria-label="axis" value=${axis} onChange=${(event) => setQuery({ x: event.target.value === "steps" ? "" : event.target.value })}>
       ${Object.keys(AXES).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
     <label>smoothing <input type="range" aria-label="smoothing" min="0" max="0.98" step="0.02" value=${query.smooth || 0} onInput=${(event) => setQuery({ smooth: event.target.value === "0" ? "" : event.target.value })} /> ${query.smooth || "off"}</label>

@@ -63,7 +63,11 @@ function Top({ run, info, section, name, growth, query, askHelp }) {
 function Help({ close }) {
   const place = useRef(null);
   useKeys({ Escape: ["close", close] });
-  useLayoutEffect(() => place.current.showModal(), []);
+  useLayoutEffect(() => {
+    const dialog = place.current;
+    dialog.showModal();
+    return () => dialog.close(); // before it is taken away, so that the browser gives the focus back
+  }, []);
   return html`<dialog class="dialog" ref=${place} aria-labelledby="keys-title" onClose=${close} onClick=${(event) => event.target === place.current && close()}><div><p class="tools"><h2 id="keys-title">Keys</h2><span class="space"></span><button type="button" onClick=${close}>close</button></p><table><tbody>${helpRows().map(
     ([key, text]) => html`<tr key=${key}><td><kbd>${key}</kbd></td><td>${text}</td></tr>`,
   )}</tbody></table></div></dialog>`;

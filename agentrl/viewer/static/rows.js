@@ -28,7 +28,7 @@ export const rangeOf = (values) => {
 const verdict = (row) => (row.verdict === "kept" ? (row.step ? "trained" : "kept") : row.verdict || "not recorded");
 
 export function GroupTable({ run, rows, low, high, source = "train" }) {
-  return html`<div class="scroll"><table class="groups"><thead><tr><th>group</th><th>task</th><th>rewards of the members</th><th class="num">mean</th><th class="num">spread</th>
+  return html`<div class="scroll" role="group" aria-label="table" tabindex="0"><table class="groups"><thead><tr><th>group</th><th>task</th><th>rewards of the members</th><th class="num">mean</th><th class="num">spread</th>
     <th>verdict</th><th>reason</th><th class="num">staleness</th><th class="num">versions</th><th class="num">tokens</th><th class="num">time</th></tr></thead>
     <tbody>${rows.map(
       (row) => html`<tr key=${`${row.group}-${row.attempt}`} data-group=${row.group}><td><a href=${toGroup(run, row.group, { attempt: row.attempt || "", source: source === "train" ? "" : source })}>${row.group}</a>${row.attempt > 0 && html`<span class="dim"> attempt ${row.attempt + 1}</span>`}</td>
@@ -47,7 +47,7 @@ export function EpisodeTable({ run, rows, sort, onSort }) {
     const next = sort === `-${name}` ? name : `-${name}`;
     return html`<th class=${numeric ? "num" : ""}>${onSort && name ? html`<button type="button" class=${here ? "sorted" : ""} onClick=${() => onSort(next)}>${text}${here ? (sort[0] === "-" ? " ↓" : " ↑") : ""}</button>` : text}</th>`;
   };
-  return html`<div class="scroll"><table class="episodes stack"><thead><tr>${head("time", "episode")}${several && head("", "agent")}${head("step", "step", true)}${head("task", "prompt")}${head("", "label")}${head("", "answer")}${head("reward", "reward", true)}${head("score", "score", true)}
+  return html`<div class="scroll" role="group" aria-label="table" tabindex="0"><table class="episodes stack"><thead><tr>${head("time", "episode")}${several && head("", "agent")}${head("step", "step", true)}${head("task", "prompt")}${head("", "label")}${head("", "answer")}${head("reward", "reward", true)}${head("score", "score", true)}
     ${head("status", "status")}${head("turns", "turns", true)}${head("tokens", "tokens", true)}${head("", "time", true)}</tr></thead>
     <tbody>${rows.map(
       (row) => html`<tr key=${`${row.trajectory}-${row.attempt}`} data-episode=${row.episode}><td><a href=${toEpisode(run, row.episode, row.attempt ? { attempt: row.attempt } : {})}>${row.trajectory}</a>${row.source && row.source !== "train" && html` <span class="tag">${row.source}</span>`}</td>

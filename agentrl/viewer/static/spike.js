@@ -25,6 +25,6 @@ export function Spike({ run, step, query, annotated }) {
   return html`${head}<p class="tools"><label>most extreme by <select aria-label="order of tokens" value=${by} onChange=${(event) => setQuery({ by: event.target.value })}>${BY.map(([value, text]) => html`<option key=${value} value=${value}>${text}</option>`)}</select></label>
     ${data && html`<span class="dim">${data.description}; of ${plural(data.tokens, "token")} in ${plural(data.episodes, "recorded episode")}</span>`}</p>
     ${error && !data && html`<${Empty}>${error}<//>`}
-    ${data && (data.rows.length ? html`<div class="scroll"><table class="spike"><thead><tr><th class="num">value</th><th>token</th><th>episode</th><th class="num">engine</th><th class="num">learner</th><th class="num">ratio</th><th class="num">weight</th><th class="num">advantage</th><th class="num">entropy</th><th class="num">staleness</th><th>mask</th></tr></thead>
+    ${data && (data.rows.length ? html`<div class="scroll" role="group" aria-label="table" tabindex="0"><table class="spike"><thead><tr><th class="num">value</th><th>token</th><th>episode</th><th class="num">engine</th><th class="num">learner</th><th class="num">ratio</th><th class="num">weight</th><th class="num">advantage</th><th class="num">entropy</th><th class="num">staleness</th><th>mask</th></tr></thead>
       <tbody>${data.rows.map((row, index) => html`<${TokenRow} key=${index} run=${run} row=${row} />`)}</tbody></table></div>` : html`<${Empty}>No recorded token of this step has this figure.<//>`)}`;
 }

@@ -54,7 +54,7 @@ export function Pieces({ turn, paint, cells, chosen, find, mask, quiet, from = 0
     () => pieces.slice(0, limit).map((piece, index) => {
       const hatched = mask && isTrained(at(turn.tokens.mask, index)) === "no" ? " hatched" : "";
       const kind = `token${cells ? " cell" : ""}${hatched}${index === chosen ? " chosen" : ""}${marked.has(index) ? " found" : ""}${index < from || (quiet && at(turn.tokens.mask, index) !== "trained") ? " same" : ""}`;
-      return html`<span key=${index} class=${kind} data-turn=${turn.turn} data-token=${index} style=${paint(turn.tokens, index)}>${cells ? spelled(piece) : piece}</span>`;
+      return html`<span key=${index} class=${kind} data-turn=${turn.turn} data-token=${index} style=${paint(turn.tokens, index)}>${cells ? spelled(piece) : quiet && !piece.trim() && at(turn.tokens.mask, index) === "trained" ? spelled(piece) + piece.replace(/[^\n]/g, "") : piece}</span>`;
     }),
     [turn, paint, cells, chosen, marked, mask, quiet, limit, from],
   );

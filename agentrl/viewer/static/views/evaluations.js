@@ -14,7 +14,7 @@ function ByTask({ run, tasks, evaluations, sources }) {
   const link = ({ source }, query) => (sources[source] ? address(["run", run, "episodes"], { source, ...query }) : "");
   const several = evaluations.length > 1;
   const readable = (row) => row.values.some((value) => known(value.group));
-  return html`<h2>${several ? "Before and after on the same task" : "Tasks"} <span class="dim">${several ? "most worsened first" : ""}</span></h2><div class="scroll"><table class="before-after"><thead><tr><th>task</th>${evaluations.map((one) => html`<th key=${one.step} class="num">${link(one) ? html`<a href=${link(one)}>${one.label}</a>` : one.label}</th>`)}${several && html`<th class="num">change</th>`}</tr></thead>
+  return html`<h2>${several ? "Before and after on the same task" : "Tasks"} <span class="dim">${several ? "most worsened first" : ""}</span></h2><div class="scroll" role="group" aria-label="table" tabindex="0"><table class="before-after"><thead><tr><th>task</th>${evaluations.map((one) => html`<th key=${one.step} class="num">${link(one) ? html`<a href=${link(one)}>${one.label}</a>` : one.label}</th>`)}${several && html`<th class="num">change</th>`}</tr></thead>
     <tbody>${shown.map((row) => html`<tr key=${row.task} data-task=${row.task}><td class="cut mono">${readable(row) ? html`<a href=${address(["run", run, "evaluated", row.task])}>${row.task}</a>` : row.task}${row.kind && html` <span class="tag">${row.kind}</span>`}</td>${evaluations.map((one) => {
       const value = row.values.find((found) => found.step === one.step);
       const text = value ? (known(value.reward) ? number(value.reward, 3) : plural(value.failures || 0, "failure")) : "–";
@@ -37,7 +37,7 @@ export function EvaluationsView({ run, query }) {
   }));
   return html`<h1>${data.measured ? "Evaluation" : html`Evaluations <span class="dim">${plural(data.rows.length, "evaluation")}; grey: the interval</span>`}</h1>
     ${!data.measured && html`<div class="charts">${names.slice(0, 4).map((name) => html`<${Chart} key=${name} title=${name} curves=${curve(name)} onPick=${(_, point) => point.step > 0 && go(toStep(run, point.step))} />`)}</div>`}
-    <h2>Figures <span class="dim">with intervals of 95%</span></h2><div class="scroll"><table class="measured"><thead><tr><th>${data.measured ? "model" : "at"}</th><th class="num">tasks</th><th class="num">episodes</th><th class="num">failed</th><th class="num">time</th>${names.map((name) => html`<th key=${name}>${name}</th>`)}</tr></thead>
+    <h2>Figures <span class="dim">with intervals of 95%</span></h2><div class="scroll" role="group" aria-label="table" tabindex="0"><table class="measured"><thead><tr><th>${data.measured ? "model" : "at"}</th><th class="num">tasks</th><th class="num">episodes</th><th class="num">failed</th><th class="num">time</th>${names.map((name) => html`<th key=${name}>${name}</th>`)}</tr></thead>
     <tbody>${data.rows.map((row) => html`<tr key=${row.step}><td>${row.label}</td><td class="num">${number(row.tasks)}</td><td class="num">${number(row.episodes)}</td><td class="num">${number(row.failed_episodes)}</td><td class="num">${seconds(row.seconds)}</td>
       ${names.map((name) => html`<td key=${name}>${interval(row.figures[name])}</td>`)}</tr>`)}
     ${differences && html`<tr><td colspan="5">difference, model − baseline</td>${names.map((name) => html`<td key=${name}>${interval(data.differences[name])}</td>`)}</tr>`}</tbody></table></div>

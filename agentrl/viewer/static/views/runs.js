@@ -46,10 +46,10 @@ export function RunsView() {
   const rows = data.runs.filter((row) => holds(row, filter.toLowerCase().split(/\s+/).filter(Boolean)));
   const choose = (id) => setChosen(chosen.includes(id) ? chosen.filter((other) => other !== id) : [...chosen, id]);
   return html`<h1>Runs <span class="dim">in ${data.folder}</span></h1>
-    <div class="tools"><input type="search" placeholder="Filter by name, command, tag  ( / )" aria-label="Filter runs" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
+    <div class="tools"><input type="search" class="wide" placeholder="Filter by name, command, tag  ( / )" aria-label="Filter runs" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       <button type="button" id="compare" disabled=${chosen.length < 2} onClick=${compare}>${chosen.length < 2 ? "Choose runs to compare" : `Compare ${plural(chosen.length, "run")}`}</button>
       <span class="dim">${plural(rows.length, "run")}</span></div>
-    ${data.runs.length === 0 ? html`<${NoRuns} folder=${data.folder} />` : html`<div class="scroll"><table><thead><tr><th><span class="sr">compare</span></th><th>run</th><th>status</th><th>reward</th>
+    ${data.runs.length === 0 ? html`<${NoRuns} folder=${data.folder} />` : html`<div class="scroll" role="group" aria-label="table" tabindex="0"><table><thead><tr><th><span class="sr">compare</span></th><th>run</th><th>status</th><th>reward</th>
       <th class="num">first</th><th class="num">last</th><th class="num">steps</th><th class="num">time</th><th>command</th><th>tags</th><th class="num">changed</th></tr></thead>
       <tbody>${rows.map((row) => html`<${Row} key=${row.id} row=${row} chosen=${chosen.includes(row.id)} choose=${() => choose(row.id)} />`)}</tbody></table></div>`}`;
 }

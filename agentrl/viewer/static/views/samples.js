@@ -34,7 +34,7 @@ export function SamplesView({ run }) {
   if (!data.rows.length) return NONE;
   const rewards = data.rows.some((row) => row.rewards.some((reward) => known(reward.before)));
   return html`<h1>Rows <span class="dim">${data.rows.length} of the data, with their losses ${times(data.steps)}</span></h1>
-    <div class="scroll"><table class="samples stack"><thead><tr><th>row</th><th>of</th><th>prompt</th><th>trained</th><th class="num">tokens</th><th class="num">trained</th><th class="num">loss before</th><th class="num">after</th><th class="num">change</th>${rewards && html`<th class="num">reward</th>`}</tr></thead>
+    <div class="scroll" role="group" aria-label="table" tabindex="0"><table class="samples stack"><thead><tr><th>row</th><th>of</th><th>prompt</th><th>trained</th><th class="num">tokens</th><th class="num">trained</th><th class="num">loss before</th><th class="num">after</th><th class="num">change</th>${rewards && html`<th class="num">reward</th>`}</tr></thead>
     <tbody>${data.rows.map((row) => html`<${Row} key=${row.row} run=${run} row=${row} rewards=${rewards} />`)}</tbody></table></div>`;
 }
 

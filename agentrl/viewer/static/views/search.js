@@ -26,7 +26,7 @@ export function SearchView({ run, query }) {
   const more = state.next !== null;
   return html`<h1>Search <span class="dim">for “${text}”: ${plural(state.matches.length, "place")}${more ? " so far" : ""} in ${plural(state.of, "recorded episode")}</span></h1>
     ${state.error && html`<${Empty}>${state.error}<//>`}
-    <div class="scroll"><table><tbody>${state.matches.map(
+    <div class="scroll" role="group" aria-label="table" tabindex="0"><table><tbody>${state.matches.map(
       (match, index) => html`<tr key=${index} data-match><td><a href=${toEpisode(run, match.episode, { turn: match.turn, find: text })}>${match.trajectory || match.episode}</a></td><td class="num">${match.step ? html`<a href=${toStep(run, match.step)}>step ${match.step}</a>` : ""}</td>
         <td class="dim">${match.turn === null || match.turn === undefined ? "" : `turn ${match.turn + 1}, `}${PLACES[match.where] || match.where}</td><td class="mono wrap"><span class="dim">${match.before}</span><mark class="found">${match.match}</mark><span class="dim">${match.after}</span></td></tr>`,
     )}</tbody></table></div>

@@ -18,7 +18,7 @@ export function StepsView({ run, info }) {
   if (!info.steps) return html`<${Empty}>No step has ended yet.<//>`;
   if (error && !data) return html`<${Empty}>${error}<//>`;
   if (!data) return null;
-  return html`<h1>Steps <span class="dim">${data.of}, newest first</span></h1><div class="scroll"><table><thead><tr><th>step</th><th class="num">reward</th><th class="num">spread</th><th class="num">groups</th>
+  return html`<h1>Steps <span class="dim">${data.of}, newest first</span></h1><div class="scroll" role="group" aria-label="table" tabindex="0"><table><thead><tr><th>step</th><th class="num">reward</th><th class="num">spread</th><th class="num">groups</th>
     <th class="num">without variance</th><th class="num">filtered</th><th class="num">dropped</th><th class="num">episodes</th><th class="num">staleness, max</th><th class="num">mismatch, max</th><th class="num">loss</th>
     <th class="num">gradient</th><th class="num">learner idle</th><th class="num">generator idle</th><th class="num">at</th></tr></thead><tbody>
     ${[...data.rows].reverse().map(
