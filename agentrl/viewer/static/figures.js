@@ -12,7 +12,7 @@ export function TokenFigures({ episode, place }) {
   const mask = at(turn.tokens.mask, index);
   const logprob = at(turn.tokens.logprob, index);
   const shown = Object.entries(FIGURES).map(([name, { text }]) => [name, text, at(turn.tokens[name], index)]);
-  return html`<p class="mono token-name"><b>${JSON.stringify(piecesOf(turn.tokens)[index])}</b></p><p class="dim">turn ${place.turn + 1}, token ${index + 1} of ${turn.tokens.ids.length}, number ${turn.tokens.ids[index]}</p>
+  return html`<p class="mono token-name"><b>${JSON.stringify(piecesOf(turn.tokens)[index])}</b></p><p class="dim">${episode.row === undefined ? `turn ${place.turn + 1}, ` : ""}token ${index + 1} of ${turn.tokens.ids.length}, number ${turn.tokens.ids[index]}</p>
     <table class="figures" id="figures"><tbody>${known(logprob) && html`<tr><td class="dim">probability, engine</td><td>${percent(Math.exp(logprob))}</td></tr>`}
     ${shown.map(([name, text, value]) => known(value) && html`<tr key=${name} data-figure=${name}><td class="dim">${text}</td><td>${number(value, 5)}</td></tr>`)}
     <tr data-figure="mask"><td class="dim">trained</td><td>${isTrained(mask)}</td></tr></tbody></table>
