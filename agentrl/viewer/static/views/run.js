@@ -63,7 +63,7 @@ function TrainedView({ run, info, query }) {
       ["seed", info.num_steps && number(info.seed)], ["time", seconds(info.wall_s)], ["started", moment(info.started_s)],
       ["starts", (info.launches || []).length > 1 && `${info.launches.length}, the last on ${launch.host}`],
       ["groups", ledgerText(info.ledger)], ["filtered", reasons(info.filtered)], ["dropped", reasons(info.dropped)],
-      ["recorded", info.episodes ? `${info.account.played ? `${info.account.episodes} of ${plural(info.account.played, "episode")}` : plural(info.episodes, "episode")}${info.recorded ? ` (--record ${info.recorded})${measured ? "" : `, ${info.annotations || 0} with figures of the learner`}` : ""}` : ""],
+      ["recorded", info.episodes ? `${(info.account || {}).played ? `${info.account.episodes} of ${plural(info.account.played, "episode")}` : plural(info.episodes, "episode")}${info.recorded ? ` (--record ${info.recorded})${measured ? "" : `, ${info.annotations || 0} with figures of the learner`}` : ""}` : ""],
       ["idle", info.summary && info.summary.idle && `generator ${percent(info.summary.idle.generator)}, learner ${percent(info.summary.idle.learner)}`],
       ["stopped because", info.stop_reason],
     ]} />
