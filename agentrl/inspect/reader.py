@@ -24,6 +24,8 @@ from agentrl.inspect.series import MetricTable
 LAUNCHES, EVALUATIONS, EVAL = "launches.jsonl", "evaluations.jsonl", "eval.json"
 FOLLOW_S = 0.5
 """Seconds between two looks at the files of a run that is shown."""
+POLITE_S = 0.01
+"""Seconds between two parts of the files while questions are answered."""
 IDLE_S = 120.0
 """Seconds without a question after which a run is no longer followed."""
 RECENT_S = 300.0
@@ -67,8 +69,8 @@ class RunReader:
             self.metrics.advance()
             if self.store.advance():
                 time.sleep(FOLLOW_S)
-            else:
-                time.sleep(0.001)  # a question that waits for the tables goes first
+            else:  # a question that waits for the tables goes first
+                time.sleep(POLITE_S if time.monotonic() - self._asked_s < FOLLOW_S else 0.001)
 
     @cached_property
     def config(self) -> TrainConfig | None:

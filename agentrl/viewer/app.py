@@ -60,7 +60,16 @@ async def _page(request: Request) -> Response:
     path = page_files().get(request.path_params.get("path", "index.html"))
     if path is None:
         raise HTTPException(404, "there is no such file")
-    return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+    content = first_page() if path.name == "index.html" else path.read_bytes()
+    return Response(content, media_type=TYPES[path.suffix])
+
+
+@cache
+def first_page() -> bytes:
+    """Return the page with the addresses of all modules, so that a browser asks for them at once and not one import after another."""
+    modules = sorted(name for name in page_files() if name.endswith(".js") and name != "vendor/uplot.js")
+    links = "".join(f'<link rel="modulepreload" href="static/{name}">\n' for name in modules)
+    return page_files()["index.html"].read_bytes().replace(b"</head>", links.encode() + b"</head>")
 
 
 def _answer(collection: RunCollection, question: Question) -> Callable[[Request], Awaitable[Response]]:
