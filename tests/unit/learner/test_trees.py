@@ -16,7 +16,6 @@ from agentrl.learner.teaching import with_teachers_tokens
 from agentrl.learner.trees import share_prefixes
 from tests.benchmarks.tree import BUDGET, CASES
 from tests.learner_support import action_targets, make_trees
-from tests.unit.learner.test_algorithms import started
 from tests.unit.learner.test_batch import trajectory, turn
 
 GROUPS = make_trees(2, branches=10, depth=6, seed=1)
@@ -60,6 +59,8 @@ def test_a_token_sampled_at_another_temperature_is_another_prediction() -> None:
     batch = collate([Group(group_id=0, task=Task("x"), trajectories=(warm, cold, warm))])
     micro = Layout(batch).micro_batch(share_prefixes(batch, budget=100, hidden_size=1000), packed=True)
     assert micro.input_ids.tolist() == [[1, 2, 3, 4]]
+    assert micro.ends is not None
+    assert micro.ends.tolist() == [[4, 4, 4, 4]]  # the last token of a row is no input
     assert micro.temperature.tolist() == [1.0] * 3 + [0.5] * 3
     assert micro.by_action(micro.temperature).tolist() == [1.0] * 3 + [0.5] * 3 + [1.0] * 3
 
@@ -82,6 +83,8 @@ def test_ten_branches_are_hardly_more_than_the_longest_row() -> None:
 
 
 def test_the_metrics_of_a_step_count_the_tokens_that_trees_save(tiny_model: str) -> None:
+    from tests.unit.learner.test_algorithms import started
+
     found = {}
     for share in (True, False):
         learner = started(tiny_model, learner={"share_prompts": share})

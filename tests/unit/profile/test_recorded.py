@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from agentrl.core.errors import ConfigError
 from agentrl.profile.recorded import RecordedEpisode, draw_like, read_episodes, read_recorded, sequences_and_pace, time_shares
-from agentrl.profile.report import _evaluations
+from agentrl.profile.report import _evaluations, _saved
 from agentrl.profile.simulated_engine import EpisodeShape
 from agentrl.profile.simulation import constant, episodes_of, simulate
 from tests.unit.profile.recordings import plan, recorded, recorded_run, records_of
@@ -55,6 +56,14 @@ def test_what_is_missing_or_assumed_is_said() -> None:
     assert "--record all" in without.notes[0]
     assert any("did not record how long the driver waited" in note for note in without.notes)
     assert without.plan.episodes(random.Random(0), 3)[0].num_tokens == 60
+
+
+def test_the_tokens_that_rows_share_are_said() -> None:
+    _, found = recorded_run(max_staleness=1)
+    assert _saved(found) == []
+    rows = [row | {"tokens/saved": 1200.0 + number % 2, "shared_prompts": 0.4} for number, row in enumerate(found.rows)]
+    (line,) = _saved(replace(found, rows=rows[: len(rows) // 2 * 2]))
+    assert "saved the learner 1,200 tokens a step, 40% of all" in line
 
 
 def test_a_run_of_too_few_steps_tells_nothing() -> None:
