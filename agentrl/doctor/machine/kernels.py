@@ -50,8 +50,8 @@ def attention(kernel: Kernel, device: torch.device) -> Finding:
 def prefix_trees(device: torch.device) -> Finding:
     """Compare attention of rows that share tokens with eager attention under a mask of all pairs."""
     segment = torch.cat([torch.full((length,), number, device=device) for number, length in enumerate(ROWS[device.type])])
-    # The first goes on in the second, which goes on in the third, and in the last.
-    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]], dtype=torch.bool, device=device)
+    # The first goes on in the second and in the third, which goes on in the last.
+    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool, device=device)
     seen = ancestors[segment[:, None], segment].tril()
     mask = tree_mask(seen.sum(0) + torch.arange(len(segment), device=device))
 

@@ -115,6 +115,12 @@ def test_a_row_joins_the_branch_with_which_it_shares_most() -> None:
     assert [(bundle.rows, bundle.length) for bundle in found] == [((0, 2), 7), ((1,), 6)]
 
 
+def test_the_budget_counts_the_tokens_of_the_tree() -> None:
+    rows = tuple(trajectory(turn([1, 2, 3, token], [1])) for token in (4, 5, 6, 7))
+    batch = collate([Group(group_id=0, task=Task("x"), trajectories=rows)])
+    assert [bundle.rows for bundle in share_prefixes(batch, budget=6, hidden_size=1000)] == [(0, 1, 2), (3,)]
+
+
 def test_groups_do_not_share_tokens() -> None:
     groups = [Group(group_id=number, task=Task("x"), trajectories=(trajectory(turn([1, 2, 3], [4])),)) for number in range(2)]
     assert [bundle.rows for bundle in share_prefixes(collate(groups), budget=100, hidden_size=1000)] == [(0,), (1,)]
