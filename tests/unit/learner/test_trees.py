@@ -76,6 +76,7 @@ def test_ten_branches_are_hardly_more_than_the_longest_row() -> None:
     long = list(range(2, 62)) * 10
     turns = [turn(long, [1])] + [turn([*long[: 300 + 30 * place], place], [1] * 20, fresh=True) for place in range(1, 11)]
     batch = collate([Group(group_id=0, task=Task("x"), trajectories=(trajectory(*turns),))])
+    assert len(share_prefixes(batch, budget=16384, hidden_size=1000, parts=11)) > 1  # eleven ranks would wait for one
     (bundle,) = share_prefixes(batch, budget=16384, hidden_size=1000, costs=KERNELS["varlen"].costs)
     assert len(bundle.rows) == 11
     assert bundle.length <= 1.4 * max(batch.input_lengths())
@@ -119,6 +120,19 @@ def test_the_budget_counts_the_tokens_of_the_tree() -> None:
     rows = tuple(trajectory(turn([1, 2, 3, token], [1])) for token in (4, 5, 6, 7))
     batch = collate([Group(group_id=0, task=Task("x"), trajectories=rows)])
     assert [bundle.rows for bundle in share_prefixes(batch, budget=6, hidden_size=1000)] == [(0, 1, 2), (3,)]
+
+
+def test_the_tenth_answer_to_a_long_prompt_joins_as_the_second_does() -> None:
+    """What a row adds to a mask of all pairs is counted, not all of it again."""
+    rows = tuple(trajectory(turn([1] * 300, [token] * 20)) for token in range(2, 12))
+    batch = collate([Group(group_id=0, task=Task("x"), trajectories=rows)])
+    assert len(share_prefixes(batch, budget=1000, hidden_size=64)) == 1
+
+
+def test_a_walk_goes_back_to_where_branches_part() -> None:
+    rows = tuple(trajectory(turn(row, [1])) for row in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 8, 9], [1, 2, 8, 7]))
+    (bundle,) = share_prefixes(collate([Group(group_id=0, task=Task("x"), trajectories=rows)]), budget=100, hidden_size=1000)
+    assert (bundle.shared, bundle.length) == ((0, 3, 2, 3), 8)
 
 
 def test_groups_do_not_share_tokens() -> None:
