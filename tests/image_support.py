@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from agentrl.config.images import ImageConfig
 from agentrl.core.images import ImageInput, PlacedImage
-from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.core.protocols import Engine, GenerationRequest
+from agentrl.core.types import FinishReason, Generation, Group, Sampling, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.learner.batch import collate
+from agentrl.learner.layout import Layout
+from agentrl.learner.models import PolicyModel
+from agentrl.learner.trees import one_row_bundles
 from agentrl.rollout.images import ImageReader, open_reader
 
 
@@ -84,3 +91,53 @@ def group_of_text(number: int, members: int = 3) -> Group:
 def moved(placed: tuple[PlacedImage, ...], by: int) -> tuple[PlacedImage, ...]:
     """The same images in a prompt that begins earlier."""
     return tuple(each.moved(by) for each in placed)
+
+
+class Player:
+    """Plays episodes of two turns, each with pictures."""
+
+    def __init__(self, engine: Engine, reader: ImageReader, name: str) -> None:
+        self.engine, self.reader, self.name = engine, reader, name
+
+    async def sample(self, episode: int, number: int, ids: Sequence[int], placed: Sequence[PlacedImage]) -> Generation:
+        return await self.engine.generate(
+            GenerationRequest(
+                request_id=f"{self.name}-{episode}-{number}",
+                prompt_ids=ints(list(ids)),
+                sampling=Sampling(max_tokens=8, seed=episode),
+                session=f"{self.name}-{episode}",
+                placed=tuple(placed),
+            )
+        )
+
+    async def play(self, episode: int) -> Trajectory:
+        mark, reader = self.reader.placeholder, self.reader
+        first, second, third = await reader.read([picture(episode % 2), picture(7), picture(episode + 10)])
+        ids, placed = reader.expand([3, mark, *range(20, 60), mark, 20 + episode, 1, 4], [first, second])
+        one = await self.sample(episode, 0, ids, placed)
+        before = [*ids, *one.token_ids.tolist()]
+        new, later = reader.expand([1, 3, mark, 40, 1, 4], [third])
+        two = await self.sample(episode, 1, [*before, *new], [*placed, *(each.moved(len(before)) for each in later)])
+        turns = (_turn(ids, one, placed), _turn(new, two, later))
+        name = f"{self.name}-{episode}"
+        return Trajectory(trajectory_id=name, episode_id=name, group_id=0, turns=turns, status=Status.FINISHED, reward=0.0)
+
+
+def _turn(ids: Sequence[int], generation: Generation, placed: tuple[PlacedImage, ...]) -> Turn:
+    return Turn(
+        prompt_ids=ints(list(ids)),
+        token_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        versions=generation.versions,
+        finish_reason=generation.finish_reason,
+        images=placed,
+    )
+
+
+@torch.no_grad()
+def mismatch(trajectories: Sequence[Trajectory], model: Any) -> float:
+    """Largest difference between the log-probabilities of the episodes and the learner's."""
+    batch = collate([Group(group_id=0, task=Task("x"), trajectories=tuple(trajectories))])
+    micro = Layout(batch).micro_batch(one_row_bundles(batch), packed=False)
+    found, _, _ = PolicyModel(model)(micro)
+    return float((found - batch.logprobs[micro.actions]).abs().max())

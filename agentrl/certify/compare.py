@@ -20,9 +20,10 @@ from agentrl.learner.attention import MODULES
 from agentrl.learner.batch import Batch
 from agentrl.learner.head import token_scores
 from agentrl.learner.kernels import MODEL_FAULTS, fit_kernel
-from agentrl.learner.layout import PROBE_WIDTH, Layout, MicroBatch
+from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 from agentrl.learner.models import PolicyModel, check_output, load_model
+from agentrl.learner.probes import PROBE_WIDTH
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles, share_prefixes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agentrl.learner.batch import Batch
-from agentrl.learner.layout import batch_of, branching
+from agentrl.learner.probes import batch_of, branching
 from agentrl.weights.twin_sizes import VOCABULARY
 
 LENGTHS = ((9, (4, 30, 12)), (37, (9, 41, 20)))

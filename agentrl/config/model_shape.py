@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from agentrl.assets import tiny_model_path
 from agentrl.core.errors import ConfigError
@@ -154,12 +154,33 @@ def reads_images(model: str) -> bool:
     return path is not None and bool(placeholder_ids(json.loads(path.read_text(encoding="utf-8"))))
 
 
-def image_problem(config: Any) -> str:
-    """Return why a model's images cannot be trained on; "" if they can. `config` is as in `text_part`."""
-    rope = text_part(config).get("rope_parameters") or text_part(config).get("rope_scaling") or {}
-    if "mrope_section" in rope:
-        return "gives the tokens of images positions in three dimensions (M-RoPE), which rows of the learner do not carry"
-    return ""
+def prompt_placeholder(config: Any) -> int:
+    """Return the token that stands for a whole image in a prompt, as a chat template writes it; `config` is as in `text_part`.
+
+    Raises:
+        ValueError: If the model reads text only.
+    """
+    outer: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    pixels = placeholder_ids(config)
+    if not pixels:
+        raise ValueError("the model reads text only")
+    return int(outer["boi_token_index"]) if outer.get("model_type") == "gemma3" and outer.get("boi_token_index") is not None else pixels[0]
+
+
+MutualLayers: TypeAlias = Literal["", "sliding", "all"]
+"""Layers in which the tokens of an image attend to each other in both directions: none, those with a window, or all."""
+
+
+def mutual_layers(config: Any) -> MutualLayers:
+    """Return in which layers the tokens of an image attend to each other in both directions; `config` is as in `text_part`."""
+    outer: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    kind = str(outer.get("model_type", ""))
+    if not placeholder_ids(config):
+        return ""
+    if kind == "gemma3":
+        return "all"
+    vision = text_part(config).get("use_bidirectional_attention") == "vision"
+    return "sliding" if vision and kind == "gemma4" else ""
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:

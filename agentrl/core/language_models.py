@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,25 @@ def set_text_attention(model: Any, name: str) -> None:
     """
     parts = {part for part in model.config.sub_configs if hasattr(model.config, part)}
     model.set_attn_implementation({"text_config": name} if "text_config" in parts else name)
+
+
+def rope_index(config: Any) -> Callable[..., Any] | None:
+    """Return the function of a model's class that finds positions in several dimensions (M-RoPE) for the tokens of a prompt with images.
+
+    `None` for a model whose tokens have one position each. The model itself is not made: the function reads the configuration only, which
+    is transformers' own or the contents of a ``config.json``.
+    """
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    own = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)) if isinstance(config, Mapping) else config
+    kind = AutoModel._model_mapping[type(own)]
+    if not hasattr(kind, "get_rope_index"):
+        return None
+    shell = kind.__new__(kind)
+    torch.nn.Module.__init__(shell)
+    shell.config = own
+    return functools.partial(kind.get_rope_index, shell)
 
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "chat_template.json")

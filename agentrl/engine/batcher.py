@@ -209,7 +209,8 @@ class Batcher:
         starts = torch.tensor([len(sequence.ids) - 1 for sequence in batch])
         last = torch.tensor([[sequence.ids[-1]] for sequence in batch])
         keys = min(padded(longest), self._model.cache.capacity)
-        logits, experts = self._model(last, Step(rows, starts, torch.ones_like(rows), 1, keys))
+        images = [(row, len(each.ids) - 1, each.request.placed) for row, each in enumerate(batch) if each.request.placed]
+        logits, experts = self._model(last, Step(rows, starts, torch.ones_like(rows), 1, keys), images)
         for sequence, new in zip(batch, experts, strict=True):
             slot = self._table[sequence.slot]
             slot.ids.append(sequence.ids[-1])

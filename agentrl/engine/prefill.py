@@ -73,7 +73,9 @@ class Prefill:
         if same is None and before in self._sources:
             self._compute()
         source = self._sources.get(before) if before is not None else None
-        known = 0 if before is None else len(ids) if same is not None else min(common(table[before].ids, ids), len(ids) - 1)
+        known = (
+            0 if before is None else len(ids) if same is not None else _outside(min(common(table[before].ids, ids), len(ids) - 1), sequence)
+        )
         held = table[before] if before is not None else Slot()
         logits = held.logits if same is not None else None
         index = table.take(prefer=before if same is None else None, keep=same)
@@ -134,3 +136,8 @@ class Prefill:
         slot.experts = placed.experts
         slot.logits = placed.logits if slot.prompt else None
         sequence.experts += placed.experts[len(sequence.experts) :]
+
+
+def _outside(known: int, sequence: Sequence) -> int:
+    """Return how much of a common beginning can be used: tokens of an image are computed together."""
+    return next((each.place for each in sequence.request.placed if each.place < known < each.end), known)

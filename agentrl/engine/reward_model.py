@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl.config.images import ImageConfig
 from agentrl.config.reward import FLAG, RewardModelFacts, reward_model_facts
 from agentrl.core.errors import ConfigError, EnvResultError, RewardError
-from agentrl.core.images import ImageInput, joined_tensors
+from agentrl.core.images import ImageInput, image_arguments, locate
 from agentrl.core.language_models import CLASSES
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
@@ -224,7 +224,7 @@ class RewardModel:
             ids[number, : len(row.ids)] = torch.tensor(row.ids)
             mask[number, : len(row.ids)] = 1
         device = self._settings.device
-        arrays = joined_tensors([image for row in rows for image in row.images])
+        arrays = image_arguments(longest, [locate(row.ids, row.images) for row in rows])
         pixels = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         with torch.inference_mode():
             hidden = self._model.base_model(input_ids=ids.to(device), attention_mask=mask.to(device), **pixels).last_hidden_state

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import logging
 
-from agentrl.config.model_shape import engine_context, placeholder_ids
+from agentrl.config.model_shape import engine_context, mutual_layers, placeholder_ids
 from agentrl.core.language_models import language_model, set_text_attention
 from agentrl.core.types import ExpertArray
-from agentrl.engine.image_features import ImageFeatures, RowImages
+from agentrl.engine.image_features import ImageFeatures, RowImages, with_images
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.slots import NAME, SlotCache, Step, make_rows_independent, padded, register, tune_by_place
 from agentrl.weights.rope import fix_rope
@@ -41,7 +41,7 @@ class SlotModel:
         self.end_ids = _end_ids(self._model)
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
         self.placeholders = placeholder_ids(self._model.config)
-        self._images = ImageFeatures(self._model)
+        self._images, self._mutual = ImageFeatures(self._model), mutual_layers(self._model.config)
         self.cache: SlotCache = self._adopt_attention()
         self._routers = Routers(self._model) if settings.routed_experts else None
 
@@ -60,11 +60,12 @@ class SlotModel:
         return logits, [list(row) for row in self._routers.compact(chosen).reshape(*ids.shape, *chosen.shape[1:])]
 
     def _logits(self, ids: Tensor, step: Step, images: Sequence[RowImages]) -> Tensor:
-        self.cache.step = step = step.to(self.device)
+        self.cache.step = step = with_images(step, images, self._mutual).to(self.device)
         ids = ids.to(self.device)
         out = self._model(
-            **({"inputs_embeds": self._images.embedded(ids, images)} if images else {"input_ids": ids}),
-            position_ids=step.places(),
+            input_ids=ids,
+            **self._images.arguments(images),
+            position_ids=step.positions(),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1 if len(ids) == 1 else 0,  # 0: all, of which `_last` leaves one each
@@ -133,7 +134,7 @@ class SlotModel:
         """
         try:
             if (small := twin_of(self._model)) is not None:
-                _compare(small, ROW, small.config.vocab_size)
+                _compare(small, ROW, small.config.get_text_config().vocab_size)
             cache = _compare(self._model, min(8, self.vocabulary - 3), self.vocabulary)
         except (TypeError, AttributeError, NotImplementedError, RuntimeError) as error:  # of a cache for another kind of state
             raise ValueError(NOT_COMPUTED) from error

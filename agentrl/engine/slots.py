@@ -30,15 +30,25 @@ class Step:
     counts: Tensor  # [B] new tokens
     count: int  # the largest of them
     keys: int  # keys to attend to, at least all of the longest row
+    offsets: Tensor | None = None  # [axes, B, count] position of each token less its place, where images are before it
+    blocks: Tensor | None = None  # [B, keys] number of the block of tokens that attend to each other in both directions, -1 for none
+    in_windows: bool = False  # layers without a window know no such blocks
 
     def to(self, device: torch.device) -> Step:
         """Return the same on a device."""
-        return Step(self.rows.to(device), self.starts.to(device), self.counts.to(device), self.count, self.keys)
+        offsets, blocks = (None if part is None else part.to(device) for part in (self.offsets, self.blocks))
+        return Step(
+            self.rows.to(device), self.starts.to(device), self.counts.to(device), self.count, self.keys, offsets, blocks, self.in_windows
+        )
 
     def places(self) -> Tensor:
         """Places of the tokens in their sequences # [B, count]; what a row is filled up with has that of its last token."""
         tokens = torch.arange(self.count, device=self.starts.device)
         return self.starts[:, None] + torch.minimum(tokens, self.counts[:, None] - 1)
+
+    def positions(self) -> Tensor:
+        """Positions of the tokens for the rotary embedding # [B, count], or # [axes, B, count] with images that have several."""
+        return self.places() if self.offsets is None else self.places() + self.offsets
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -133,6 +143,8 @@ def attend(
         number = part.shape[2]
         at = places[:, first : first + number, None]
         seen = keys <= at
+        if slot_step.blocks is not None and (sliding_window is not None or not slot_step.in_windows):
+            seen |= _in_block(slot_step.blocks, places[:, first : first + number])
         if sliding_window is not None:
             seen &= keys > at - sliding_window
         if chunk:
@@ -145,6 +157,12 @@ def attend(
         weights = _softmax(scores, s_aux).to(value.dtype).view(rows, key.shape[1], groups * number, -1)
         parts.append(_product(weights, value).reshape(rows, heads, number, -1))
     return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).transpose(1, 2).contiguous(), None
+
+
+def _in_block(blocks: Tensor, places: Tensor) -> Tensor:
+    """Return which keys are in the block of the token at each place. # [B, count, keys] bool."""
+    own = blocks.gather(1, places)[..., None]
+    return (own == blocks[:, None]) & (own >= 0)
 
 
 def tune_by_place(model: nn.Module) -> None:

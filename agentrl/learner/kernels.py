@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import attends_to_everything, layer_kinds, text_part
+from agentrl.config.model_shape import attends_to_everything, layer_kinds, mutual_layers, placeholder_ids, text_part
 from agentrl.core.errors import ConfigError
 from agentrl.core.language_models import set_text_attention
 from agentrl.learner.attention import EXTRAS, KERNELS, Kernel, choose_kernel, register, register_reference, separate_rows
 from agentrl.learner.engine import TrainEngine
-from agentrl.learner.layout import ROUNDING, Layout, MicroBatch, can_pack, can_share, in_order, probe_batch
+from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.models import PolicyModel
+from agentrl.learner.probes import ROUNDING, can_pack, can_share, in_order, probe_batch
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles, share_prefixes
 from agentrl.weights.twin import ROW, twin_of
+from agentrl.weights.twin_images import LAST_TEXT, drawn_images
 from agentrl.weights.twin_sizes import VOCABULARY
 
 EXACT = 1e-4
@@ -38,13 +40,16 @@ class Proof:
         self.name, self.config = type(model).__name__, model.config
         self._device = device
         self._small = twin_of(model)
-        vocabulary = VOCABULARY if self._small is None else self._small.config.vocab_size
-        self._batch = probe_batch(vocabulary - 1, prompt=PROMPT, sampled=SAMPLED)
+        vocabulary = VOCABULARY if self._small is None else self._small.config.get_text_config().vocab_size
+        images = drawn_images(self._small) if self._small is not None and placeholder_ids(self._small.config) else ()
+        self._batch = probe_batch(LAST_TEXT if images else vocabulary - 1, prompt=PROMPT, sampled=SAMPLED, images=images)
         self._expected = self._alone()
         self._asked = self._extras()
 
     def problem(self, kernel: Kernel, *, share: bool = False) -> str:
         """Return why rows laid out for a kernel, as prefix trees if asked, have other scores than alone; "" if they have the same."""
+        if mutual_layers(self.config) and (kernel.packed or share):
+            return f"tokens of an image attend to each other in both directions in {self.name}, for which rows are padded and share nothing"
         if self._small is None or self._expected is None:
             return self._unproven(kernel)
         try:
@@ -123,14 +128,14 @@ class Proof:
     @contextmanager
     def _attending(self, implementation: str) -> Iterator[None]:
         small: Any = self._small
-        own = small.config._attn_implementation
+        own = small.config.get_text_config()._attn_implementation
         try:
             if implementation != own:
-                small.set_attn_implementation(implementation)
+                set_text_attention(small, implementation)
             with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
                 yield
         finally:
-            small.set_attn_implementation(own)
+            set_text_attention(small, own)
 
 
 def fit_kernel(settings: LearnerSettings, engine: TrainEngine, models: Sequence[Any], *, share: bool) -> tuple[Kernel, bool]:

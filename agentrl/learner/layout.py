@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from agentrl.config.model_shape import attends_to_everything, text_part
-from agentrl.core.images import ImageInput, PlacedImage, joined_tensors
+from agentrl.core.errors import BatchError
+from agentrl.core.images import ImageInput, PlacedImage, joined_tensors, positions_of, token_types_of
 from agentrl.core.metrics import MetricSums
-from agentrl.core.types import FinishReason, FloatArray, Group, IntArray, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.core.types import FloatArray
 from agentrl.learner.attention import tree_mask
-from agentrl.learner.batch import Batch, Row, collate, experts_shape, moved
-from agentrl.learner.trees import Bundle, one_row_bundles, share_prefixes
+from agentrl.learner.batch import Batch, Row, experts_shape, moved
+from agentrl.learner.trees import Bundle
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class MicroBatch:
 
     input_ids: Tensor  # [B, L] or [1, L]: padded on the right, or all rows back to back in one
     real: Tensor  # [B * L] bool: which places of the flattened `input_ids` are not padding
-    position_ids: Tensor | None  # [B, L]: places within the row, unless those are the places in the sequence
+    position_ids: Tensor | None  # [B, L] or [axes, B, L]: places within the row, unless those are the places in the sequence
     ends: Tensor | None = None  # [B, L]: place behind the last token that each token is an ancestor of, only where rows share tokens
     bounds: Tensor | None = None  # [rows + 1] int32: where rows begin and the last ends, only where they follow each other unshared
     longest: int = 0  # tokens of the longest row, with `bounds`
@@ -45,7 +45,7 @@ class MicroBatch:
     experts: Tensor | None = None  # [B * L, layers, top_k] int16: experts of each place in the engine, -1 where they are not known
     num_tokens: int  # tokens without padding
     num_row_tokens: int  # tokens that the rows would have alone
-    pixels: Mapping[str, Tensor] = field(default_factory=dict)  # arguments of the model with its images, in the order of their tokens
+    pixels: Mapping[str, Tensor] = field(default_factory=dict)  # arguments of the model with images, in the order of their tokens
     top_k: int = 0  # most likely tokens that are wanted at the place of each action token
 
     def inputs(self) -> dict[str, Any]:
@@ -102,13 +102,14 @@ class _Sequence:
     """One bundle laid out."""
 
     tokens: Ints  # [l]
-    position: Ints  # [l]: place of each token within its row
+    position: Ints  # [axes, l]: place of each token within its row, or what the model has in its stead
     ends: Ints  # [l]: place behind the last token that each token is an ancestor of
     predictions: _Predictions
     actions: Ints  # [a]: place of each action token among those of the batch
     experts: npt.NDArray[np.int16] | None  # [l, layers, top_k]: experts of each token in the engine, -1 where they are not known
     num_row_tokens: int  # tokens that the rows would have alone
     images: tuple[ImageInput, ...] = ()  # in the order of their tokens
+    types: Mapping[str, Ints] = field(default_factory=dict)  # [l] each: arguments of the model that mark the tokens of images
 
 
 class Layout:
@@ -119,6 +120,8 @@ class Layout:
         self._bounds = np.concatenate([[0], np.cumsum(batch.row_actions.numpy())])
         self._experts = experts_shape(turn for row in batch.rows for turn in row.turns)
         self._image = next((each.image for row in batch.rows for turn in row.turns for each in turn.images), None)
+        positions = None if self._image is None else self._image.positions
+        self._axes = 1 if positions is None else len(positions)
 
     def micro_batch(self, bundles: Sequence[Bundle], *, packed: bool) -> MicroBatch:
         """Take bundles of rows out of the batch; none give a micro-batch without action tokens, for a rank with nothing left to do.
@@ -137,10 +140,13 @@ class Layout:
         begins = np.cumsum(lengths) - lengths if packed else np.arange(len(sequences)) * width
         shared = any(len(bundle.rows) > 1 for bundle in bundles)
         join = _in_a_row if packed else _padded
+        if (packed or shared) and self._image is not None and self._image.token_types:
+            raise BatchError("images whose tokens attend to each other in both directions need padded rows that share nothing")
+        places = packed or shared or self._axes > 1
         return MicroBatch(
             input_ids=join([sequence.tokens for sequence in sequences]),
             real=join([np.ones(length, dtype=np.bool_) for length in lengths]).flatten(),
-            position_ids=join([sequence.position for sequence in sequences]) if packed or shared else None,
+            position_ids=_stacked([sequence.position for sequence in sequences], join) if places else None,
             ends=_ends(sequences, begins, packed=packed) if shared else None,
             **(_bounds(lengths) if packed and not shared else {}),
             packed=packed,
@@ -149,21 +155,22 @@ class Layout:
             experts=_joined_experts(sequences, packed=packed),
             num_tokens=int(lengths.sum()),
             num_row_tokens=sum(sequence.num_row_tokens for sequence in sequences),
-            pixels={name: torch.from_numpy(array) for name, array in joined_tensors(images).items()},
+            pixels={name: torch.from_numpy(array) for name, array in joined_tensors(images).items()} | _types(sequences, join),
         )
 
     def _only_image(self, image: ImageInput) -> _Sequence:
         """An image without action tokens, for rows without images: ranks gather and sum the vision part's parameters together."""
-        length, nothing = len(image.token_ids), np.zeros(0, dtype=np.int64)
+        length, nothing, placed = len(image.token_ids), np.zeros(0, dtype=np.int64), (PlacedImage(0, image),)
         return _Sequence(
             tokens=image.token_ids.astype(np.int64),
-            position=np.arange(length),
+            position=positions_of(length, placed, self._axes),
             ends=np.full(length, length),
             predictions=_Predictions(nothing, nothing, np.zeros(0, dtype=np.float32), nothing),
             actions=nothing,
             experts=None if self._experts is None else np.full((length, *self._experts), -1, np.int16),
             num_row_tokens=length,
             images=(image,),
+            types=token_types_of(length, placed),
         )
 
     def _sequence(self, bundle: Bundle) -> _Sequence:
@@ -179,7 +186,7 @@ class Layout:
             select.append(path[places - 1])
             targets.append(row_tokens[places])
             tokens.append(row_tokens[shared:end])
-            position.append(np.arange(shared, end))
+            position.append(positions_of(end, row.images, self._axes)[:, shared:])
             images += [each for each in row.images if each.place >= shared]
             at += end - shared
             num_row_tokens += end
@@ -187,13 +194,14 @@ class Layout:
         found = np.concatenate(select), np.concatenate(targets).astype(np.int64), temperature
         return _Sequence(
             tokens=np.concatenate(tokens).astype(np.int64),
-            position=np.concatenate(position),
+            position=np.concatenate(position, axis=1),
             ends=ends,
             predictions=_Predictions.of(*found, shared=len(rows) > 1),
             actions=np.concatenate([np.arange(self._bounds[row], self._bounds[row + 1]) for row in bundle.rows]),
             experts=self._bundle_experts(rows, bundle.shared),
             num_row_tokens=num_row_tokens,
             images=tuple(each.image for each in images),
+            types={} if len(rows) > 1 else token_types_of(at, rows[0].images),
         )
 
     def _bundle_experts(self, rows: Sequence[Row], shared: Sequence[int]) -> npt.NDArray[np.int16] | None:
@@ -227,6 +235,18 @@ def _in_a_row(arrays: Sequence[npt.NDArray[Any]]) -> Tensor:
 
 def _padded(arrays: Sequence[npt.NDArray[Any]]) -> Tensor:
     return pad_sequence([torch.from_numpy(array) for array in arrays], batch_first=True)
+
+
+def _stacked(positions: Sequence[Ints], join: Callable[[Sequence[Ints]], Tensor]) -> Tensor:
+    """Return positions of sequences joined # [B, L], or # [axes, B, L] where a token has several."""
+    axes = [join(axis) for axis in zip(*positions, strict=True)]
+    return axes[0] if len(axes) == 1 else torch.stack(axes)
+
+
+def _types(sequences: Sequence[_Sequence], join: Callable[[Sequence[Ints]], Tensor]) -> dict[str, Tensor]:
+    """Return the arguments of the model that mark the tokens of images, 0 for others. # [B, L] each."""
+    names = {name for sequence in sequences for name in sequence.types}
+    return {name: join([sequence.types.get(name, np.zeros_like(sequence.tokens)) for sequence in sequences]) for name in sorted(names)}
 
 
 def _joined_experts(sequences: Sequence[_Sequence], *, packed: bool) -> Tensor | None:
@@ -282,101 +302,3 @@ def describe_layout(micros: Sequence[MicroBatch]) -> MetricSums:
     stats.total("tokens/saved", float(row_tokens - tokens))
     stats.total("micro_batches", float(len(micros)))
     return stats
-
-
-PROBE_WIDTH = 1024
-"""Width of a model for which sharing a few tokens is worth it."""
-
-ROUNDING = {torch.float32: 0.01, torch.bfloat16: 0.25}
-"""Difference that passes for rounding, as a share of that without a mask; about 1 if a model ignores the mask."""
-
-
-def can_share(score: Callable[[MicroBatch], Tensor], config: Any, device: torch.device, *, packed: bool = False, rounding: float) -> bool:
-    """Return True if a model gives the same results for rows that share tokens as for single rows; tried on the model itself.
-
-    False with a window of attention (rows longer than it would see too much), with layers that carry a state from token to token, or with
-    positions that do not come from ``position_ids``. `score` gives the log-probabilities of a micro-batch's action tokens; differences
-    up to `rounding`, as a share of that without a mask, are taken for rounding.
-    """
-    if not attends_to_everything(config):
-        return False
-    batch = probe_batch(text_part(config)["vocab_size"])
-    bundles = share_prefixes(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH)
-    together = Layout(batch).micro_batch(bundles, packed=packed)
-    mixed_up = replace(together, ends=None, position_ids=None)
-    return _alike(score, together, mixed_up, probe(config), device, rounding)
-
-
-def can_pack(score: Callable[[MicroBatch], Tensor], config: Any, device: torch.device, *, rounding: float) -> bool:
-    """Return True if rows back to back do not see each other; tried on the model itself, with arguments as in `can_share`."""
-    together = probe(config, packed=True)
-    mixed_up = replace(together, bounds=None, position_ids=None)
-    return _alike(score, together, mixed_up, probe(config), device, rounding)
-
-
-@torch.no_grad()
-def _alike(
-    score: Callable[[MicroBatch], Tensor],
-    together: MicroBatch,
-    mixed_up: MicroBatch,
-    apart: MicroBatch,
-    device: torch.device,
-    rounding: float,
-) -> bool:
-    """Return True if `together` has the scores of `apart`, by comparison with rows that see each other."""
-    try:
-        found = in_order(together, score(together.to(device)))
-    except (TypeError, ValueError, RuntimeError, IndexError):  # a model that takes no such mask says so in one of many ways
-        return False
-    expected, mixed = (in_order(micro, score(micro.to(device))) for micro in (apart, mixed_up))
-    return bool((found - expected).abs().mean() < rounding * (mixed - expected).abs().mean())
-
-
-def in_order(micro: MicroBatch, found: Tensor) -> Tensor:
-    """Return what was found for the action tokens of a micro-batch in the order of the batch. # [a]."""
-    return found[micro.actions.argsort().to(found.device)]
-
-
-def probe(config: Any, *, packed: bool = False) -> MicroBatch:
-    """A few rows to try a model of this configuration on."""
-    batch = probe_batch(text_part(config)["vocab_size"])
-    return Layout(batch).micro_batch(one_row_bundles(batch), packed=packed)
-
-
-def probe_batch(vocabulary: int, *, prompt: int = 6, sampled: Sequence[int] = (3, 5, 4)) -> Batch:
-    """Rows of one group that begin with the same prompt, each answer with a third of the one before; numbers of tokens."""
-    answers = [(6 + np.arange(length) * (number + 2)) * 7 % vocabulary for number, length in enumerate(sampled)]
-    return batch_of([(np.arange(prompt) * 7 % vocabulary, branching(answers))])
-
-
-def branching(answers: Sequence[Ints]) -> list[Ints]:
-    """Return the answers, each but the first with a third of the one before at its beginning."""
-    found: list[Ints] = []
-    for answer in answers:
-        common = min(len(answer), len(found[-1])) // 3 if found else 0
-        found.append(np.concatenate([found[-1][:common], answer[common:]]) if common else answer)
-    return found
-
-
-def batch_of(groups: Sequence[tuple[Ints, Sequence[Ints]]]) -> Batch:
-    """Rows of groups, each with the token ids of its prompt and of the answers to it, to try a model on."""
-    return collate([_group(number, ints(prompt.tolist()), answers) for number, (prompt, answers) in enumerate(groups)])
-
-
-def _group(number: int, prompt: IntArray, answers: Sequence[Ints]) -> Group:
-    turns = [
-        Turn(
-            prompt_ids=prompt,
-            token_ids=ints(answer.tolist()),
-            logprobs=floats([0.0] * len(answer)),
-            versions=ints([0] * len(answer)),
-            finish_reason=FinishReason.STOP,
-        )
-        for answer in answers
-    ]
-    names = [f"{number}-{member}" for member in range(len(turns))]
-    trajectories = tuple(
-        Trajectory(trajectory_id=name, episode_id=name, group_id=number, turns=(turn,), status=Status.FINISHED, reward=0.0)
-        for name, turn in zip(names, turns, strict=True)
-    )
-    return Group(group_id=number, task=Task(""), trajectories=trajectories)

@@ -105,7 +105,7 @@ def _bypassed(model: nn.Module) -> list[str]:
         module.register_forward_hook(lambda *_, end=end: called.add(end))
     try:
         with torch.no_grad():
-            twin(input_ids=torch.arange(ROW)[None] % twin.config.vocab_size, use_cache=False)
+            twin(input_ids=torch.arange(ROW)[None] % twin.config.get_text_config().vocab_size, use_cache=False)
     except Exception:  # code of any model's author, with sizes that do not go together
         return []
     return sorted({_end_of(name) for name in layers} - called)

@@ -17,8 +17,9 @@ from agentrl.core.language_models import language_model
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.head import OutputLayer, only_positions, scores_in_chunks, without_tokens
-from agentrl.learner.layout import MicroBatch, probe
+from agentrl.learner.layout import MicroBatch
 from agentrl.learner.lora import add_adapter
+from agentrl.learner.probes import probe
 from agentrl.learner.quantised import quantisation, use_one_product
 from agentrl.learner.sequence import SequenceGroup
 from agentrl.learner.settings import LearnerSettings

@@ -12,8 +12,9 @@ from torch import Tensor
 from agentrl.core.errors import ConfigError
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.batch import Batch
-from agentrl.learner.layout import MicroBatch, probe
+from agentrl.learner.layout import MicroBatch
 from agentrl.learner.models import SAME_OUTPUT, PolicyModel
+from agentrl.learner.probes import probe
 from agentrl.weights.routers import Routers
 
 

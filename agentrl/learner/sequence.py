@@ -14,7 +14,8 @@ from torch.nn.functional import pad
 from agentrl.config.model_shape import layer_kinds, placeholder_ids, shape_of
 from agentrl.core.errors import ConfigError
 from agentrl.learner.attention import Kernel
-from agentrl.learner.layout import MicroBatch, probe
+from agentrl.learner.layout import MicroBatch
+from agentrl.learner.probes import probe
 from agentrl.learner.ranks import Ranks
 
 

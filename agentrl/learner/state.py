@@ -24,10 +24,10 @@ from agentrl.learner.dropout import check_repeatable
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, on_device, partition_frozen, whole_parameters
 from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
 from agentrl.learner.kernels import fit_kernel, fit_teacher
-from agentrl.learner.layout import ROUNDING, probe
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout
 from agentrl.learner.models import PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone
 from agentrl.learner.offload import offload, reload
+from agentrl.learner.probes import ROUNDING, probe
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import replay_routers
 from agentrl.learner.sequence import run_together

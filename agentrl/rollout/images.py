@@ -14,23 +14,17 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from agentrl.config.images import ImageConfig
-from agentrl.config.model_shape import image_problem, local_config, placeholder_ids, reads_images
-from agentrl.core.errors import ConfigError, EnvResultError
-from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, expand
-from agentrl.core.tokenizers import quiet_transformers
-from agentrl.core.types import ints
+from agentrl.config.model_shape import local_config, prompt_placeholder, reads_images
+from agentrl.core.errors import EnvResultError
+from agentrl.core.images import ImageInput, PlacedImage, expand
 from agentrl.env.images import image_text
+from agentrl.rollout.image_processor import Processor
 from agentrl.rollout.image_urls import ImageFetcher
 from agentrl.rollout.lane import Lane
 
 CACHE_BYTES = 2**28
 """Bytes of images and their tensors that are kept beyond the episodes which read them."""
-PROBES = ((56, 56), (40, 80))
-"""Width and height of the drawn images on which a processor is tried."""
-TEXT_FIELDS = frozenset({"input_ids", "attention_mask"})
 MODES = ("RGB", "RGBA", "L", "LA", "P", "1")
 
 
@@ -86,7 +80,7 @@ class ImageReader:
     @property
     def placeholder(self) -> int:
         """The token that stands for an image in a compact prompt."""
-        return placeholder_ids(self._config)[0]
+        return prompt_placeholder(self._config)
 
     def _read(self, image: Any, place: int) -> ImageInput:
         try:
@@ -118,84 +112,6 @@ class ImageReader:
     @cached_property
     def _processor(self) -> Processor:
         return Processor(self._model, self._config, trust_remote_code=self._trusted)
-
-
-class Processor:
-    """The processor of a model, tried on drawn images: it must make of each image alone what it makes of several.
-
-    Raises:
-        ConfigError: If it cannot be loaded, or images cannot be processed one by one.
-    """
-
-    def __init__(self, model: str, config: Any, *, trust_remote_code: bool = False) -> None:
-        from transformers import AutoProcessor
-
-        self._name, self._ids = model, placeholder_ids(config)
-        if problem := image_problem(config):
-            raise self._refused(problem)
-        try:
-            with quiet_transformers():
-                self._processor: Any = AutoProcessor.from_pretrained(model, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise self._refused(f"its processor cannot be loaded: {reason}") from error
-        if getattr(self._processor, "image_processor", None) is None:
-            raise self._refused("has no processor of images (preprocessor_config.json)")
-        self._text = self._processor.tokenizer.convert_ids_to_tokens(self._ids[0])
-        self._axes = self._prove()
-
-    def process(self, image: Any, data: bytes, key: str) -> ImageInput:
-        """Return an image as the model reads it."""
-        ids, arrays = self._run([image])
-        return ImageInput(
-            key=key,
-            data=data,
-            token_ids=ints(ids),
-            placeholder=self._ids[0],
-            tensors={name: ImageTensor(array, self._axes[name]) for name, array in arrays.items()},
-        )
-
-    def _run(self, images: Sequence[Any]) -> tuple[list[int], dict[str, Any]]:
-        text = self._text * len(images)
-        found = self._processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
-        if strange := sorted(name for name in found if name.endswith("token_type_ids")):
-            raise self._refused(f"its processor marks the tokens of images ({strange[0]}), which attend to each other in both directions")
-        arrays = {name: tensor.numpy() for name, tensor in found.items() if name not in TEXT_FIELDS}
-        for array in arrays.values():
-            array.setflags(write=False)
-        return found["input_ids"][0].tolist(), arrays
-
-    def _prove(self) -> dict[str, int]:
-        """Return the axis along which arrays of several images are joined, by their name."""
-        images = [_drawn(*size) for size in PROBES]
-        alone, together = [self._run([image]) for image in images], self._run(images)
-        axes = {}
-        for name, array in together[1].items():
-            parts = [arrays[name] for _, arrays in alone]
-            joins = (axis for axis in range(array.ndim) if _same(parts, axis, array))
-            if (axis := next(joins, None)) is None:
-                raise self._refused(f"its processor makes another {name} of several images than of each alone")
-            axes[name] = axis
-        if [*alone[0][0], *alone[1][0]] != together[0]:
-            raise self._refused("its processor writes other tokens for several images than for each alone")
-        return axes
-
-    def _refused(self, problem: str) -> ConfigError:
-        return ConfigError("--model", self._name, problem, "Use another model, or tasks without images.")
-
-
-def _same(parts: Sequence[Any], axis: int, whole: Any) -> bool:
-    try:
-        return np.array_equal(np.concatenate(parts, axis=axis), whole)
-    except ValueError:  # of shapes that do not fit together
-        return False
-
-
-def _drawn(width: int, height: int) -> Any:
-    from PIL import Image
-
-    values = np.arange(width * height * 3, dtype=np.uint32) * 7 % 251
-    return Image.fromarray(values.astype(np.uint8).reshape(height, width, 3))
 
 
 def decoded(data: bytes, max_pixels: int) -> Any:

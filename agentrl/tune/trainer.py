@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
-from agentrl.core.images import joined_tensors
+from agentrl.core.images import image_arguments, locate
 from agentrl.rollout.images import ImageReader
 from agentrl.tune.encode import IGNORED, Row
 from agentrl.tune.objectives import Batch, Measured, count_losses
@@ -112,7 +112,8 @@ class Collator:
         if "seq_lengths" in rows[0]:
             return _joined(rows)
         if "input_ids" in rows[0]:
-            return self._padded([row["input_ids"] for row in rows], [row["labels"] for row in rows]) | self._pixels(rows)
+            ids = [row["input_ids"] for row in rows]
+            return self._padded(ids, [row["labels"] for row in rows]) | self._pixels(rows, ids)
         if "chosen_ids" in rows[0]:
             answers = [row[name] for name in ("chosen_ids", "rejected_ids") for row in rows]
             return self._answers([*rows, *rows], answers) | {"margin": torch.tensor([row.get("margin", 0.0) for row in rows])}
@@ -120,19 +121,20 @@ class Collator:
         mismatched = self._answers(rows, [answers[-1], *answers[:-1]])
         return self._answers(rows, answers) | {"desirable": torch.tensor([row["label"] for row in rows]), "mismatched": mismatched}
 
-    def _pixels(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def _pixels(self, rows: Sequence[Row], ids: Sequence[list[int]]) -> dict[str, Any]:
         """Return what the model is given of the images of rows, which are processed anew: those of a data set would fill the memory."""
-        names = [name for row in rows for name in row.get("images", ())]
-        if not names or self._reader is None:
+        names = [row.get("images", ()) for row in rows]
+        if self._reader is None or not any(names):
             return {}
-        arrays = joined_tensors(self._reader.read_here(names))
+        placed = [locate(tokens, self._reader.read_here(own)) for tokens, own in zip(ids, names, strict=True)]
+        arrays = image_arguments(max(map(len, ids)), placed)
         return {"pixels": {name: torch.from_numpy(array) for name, array in arrays.items()}}
 
     def _answers(self, rows: Sequence[Row], answers: Sequence[list[int]]) -> dict[str, Any]:
         prompts = [row["prompt_ids"] for row in rows]
         ids = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         labels = [[IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        return self._padded(ids, labels) | self._pixels(rows)
+        return self._padded(ids, labels) | self._pixels(rows, ids)
 
     def _padded(self, ids: Sequence[list[int]], labels: Sequence[list[Any]]) -> dict[str, Any]:
         """Return sequences as tensors. # [B, L] each."""

@@ -8,14 +8,17 @@ rows of a few dozen tokens lie on both sides of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
+from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.weights.rope import fix_rope
+from agentrl.weights.twin_images import drawn_images, vision_twin_config
 from agentrl.weights.twin_layers import layer_fields
 from agentrl.weights.twin_sizes import THRESHOLD, VOCABULARY, Sizes, is_kept, shrunk
 
@@ -61,19 +64,29 @@ def twin_config(config: Any, *, head: int = 0) -> Any:
 def twin_of(model: nn.Module) -> Any:
     """Return the twin of a causal language model of transformers, which attends by its own code; `None` if it cannot be built.
 
+    That of a model that reads images does too (`agentrl.weights.twin_images`), or is that of its text part.
+
     How the model computes is proven on it (rows that see each other, a kernel that leaves out what layers ask for) in a fraction of a
     second, whatever the size of the model.
     """
     config: Any = model.config
+    with suppress(Exception):  # code of any model's author: a vision part that is not known here
+        if placeholder_ids(config):
+            made = _frozen(vision_twin_config(config, twin_config(config.get_text_config())), type(model))
+            drawn_images(made)
+            return made
     text = config.get_text_config()
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            kind: Any = type(model) if text.model_type == config.model_type else model_class(text)
-            made = build_twin(twin_config(text), kind).eval().requires_grad_(False)
-            fix_rope(made, POSITIONS)
+        return _frozen(twin_config(text), type(model) if text.model_type == config.model_type else model_class(text))
     except Exception:  # code of any model's author: a configuration in other words, or sizes that do not go together
         return None
-    return made
+
+
+def _frozen(config: Any, kind: Any) -> Any:
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        made = build_twin(config, kind).eval().requires_grad_(False)
+        fix_rope(made, POSITIONS)
+        return made
 
 
 def build_twin(config: Any, kind: Any = None, *, seed: int = 0) -> Any:

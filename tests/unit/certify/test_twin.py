@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from agentrl.certify.configs import read_config
 from agentrl.certify.rows import trial_batch
 from agentrl.core.errors import ConfigError
-from agentrl.learner.layout import probe
+from agentrl.learner.probes import probe
 from agentrl.weights.twin import build_twin, parameters_of, twin_config
 from agentrl.weights.twin_sizes import EXPERTS, THRESHOLD, VOCABULARY, WINDOW
 

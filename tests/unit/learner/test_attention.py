@@ -24,8 +24,9 @@ from agentrl.learner.attention import (
     separate_rows,
     tree_mask,
 )
-from agentrl.learner.layout import Layout, MicroBatch, _dense_mask, can_pack, can_share
+from agentrl.learner.layout import Layout, MicroBatch, _dense_mask
 from agentrl.learner.models import PolicyModel, tile_mlps
+from agentrl.learner.probes import can_pack, can_share
 from agentrl.learner.trees import one_row_bundles, share_prefixes
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings, write_model
 from tests.unit.learner.test_batch import trajectory, turn

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from agentrl.core.types import Group, Task, Trajectory
 from agentrl.learner.batch import Batch, collate
-from agentrl.learner.layout import Layout, MicroBatch, can_share
+from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.models import PolicyModel
+from agentrl.learner.probes import can_share
 from agentrl.learner.trees import share_prefixes
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings
 from tests.unit.learner.test_algorithms import started

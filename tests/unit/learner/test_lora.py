@@ -107,8 +107,8 @@ def test_the_stage_makes_no_difference(tiny_model: str) -> None:
 
 def test_the_reference_is_the_model_with_the_adapter_off(tiny_model: str) -> None:
     """A second model that is not trained, as there is without an adapter, scores alike."""
-    from agentrl.learner.layout import probe
     from agentrl.learner.models import PolicyModel, load_model
+    from agentrl.learner.probes import probe
 
     learner = started(tiny_model, algo={"init_kl_coef": 0.1})
     steps(learner, 0, 2)

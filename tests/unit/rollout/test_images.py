@@ -23,7 +23,7 @@ from agentrl import AgentInstance, ResetResult, StepResult
 from agentrl.assets import tiny_model_path
 from agentrl.config.images import ImageConfig
 from agentrl.config.sections import changed
-from agentrl.core.errors import ConfigError, EnvResultError
+from agentrl.core.errors import EnvResultError
 from agentrl.core.images import check_places, compacted, expand
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
@@ -388,9 +388,3 @@ async def test_an_executor_gives_compact_prompts(codec: ChatCodec) -> None:
 async def test_a_model_of_text_is_given_images_as_they_are() -> None:
     trajectory = await Scene(Pictures).play()
     assert trajectory.status is Status.FINISHED  # a scripted engine refuses nothing; those with a model do
-
-
-def test_models_whose_images_cannot_be_trained_are_refused(vision_model: str) -> None:
-    rope = {"text_config": {"rope_parameters": {"mrope_section": [1, 1, 2]}}, "vision_config": {"depth": 1}, "image_token_id": 7}
-    with pytest.raises(ConfigError, match="M-RoPE"):
-        Processor(vision_model, rope)

@@ -1,0 +1,35 @@
+"""Rows of given data for families with positions in space, or attention in both directions, against their own passes over one row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from agentrl.env.images import image_text
+from agentrl.tune.objectives import label_logits
+from agentrl.tune.trainer import Collator
+from tests.image_support import picture, reader_of
+from tests.vision_families import REQUIRED, make_family, own_arguments
+
+PICTURES = [image_text(picture(seed)) for seed in range(3)]
+
+
+@pytest.mark.parametrize("family", REQUIRED)
+def test_rows_are_computed_as_the_model_computes_each(family: str, tmp_path: Path) -> None:
+    path = str(make_family(family, tmp_path / family))
+    reader, model = reader_of(path), AutoModelForImageTextToText.from_pretrained(path).eval()
+    mark, rows, expected = reader.placeholder, [], []
+    for compact, names in (([3, mark, 20, 4, 9], PICTURES[:1]), ([3, mark, 20, mark, 21, 4, 30, 31, 1], PICTURES[1:])):
+        images = reader.read_here(names)
+        ids, placed = reader.expand(compact, images)
+        behind = placed[-1].end
+        rows.append({"input_ids": ids, "labels": [-100] * behind + ids[behind:], "images": names})
+        tokens = torch.tensor(ids)[None]
+        with torch.no_grad():
+            expected.append(model(input_ids=tokens, **own_arguments(reader, images, tokens)).logits[0, behind - 1 : -1])
+    with torch.no_grad():
+        found, _ = label_logits(model, Collator(0, reader)(rows))
+    assert (found - torch.cat(expected)).abs().max() < 1e-4
