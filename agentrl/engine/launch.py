@@ -16,7 +16,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentrl.config.engine_args import parse_engine_args
-from agentrl.config.model_shape import engine_context, placeholder_ids, trained_positions
+from agentrl.config.model_shape import engine_context, mutual_layers, placeholder_ids, trained_positions
 from agentrl.core.protocols import Structure
 from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
@@ -39,6 +39,13 @@ def placeholders(llm: AsyncLLM) -> tuple[int, ...]:
     """Return the tokens in whose places the model puts what it sees; () if it reads text only."""
     config = llm.model_config
     return placeholder_ids(config.hf_config) if config.is_multimodal_model else ()
+
+
+def image_problem(config: Any, device: str) -> str:
+    """Return why vLLM would compute a model's images in another way than the learner; "" if it would not."""
+    if device == "cuda" or not mutual_layers(config):
+        return ""
+    return "on a CPU vLLM does not let the tokens of an image attend to each other in both directions; use --engine transformers"
 
 
 def build(settings: EngineSettings) -> AsyncLLM:

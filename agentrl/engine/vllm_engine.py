@@ -127,7 +127,8 @@ class VllmEngine(FencedEngine):
         self._make_params = launch.sampling_params
         with without_main():
             self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
-        self._placeholders, self._images = launch.placeholders(self._llm), ImagePrompts(self._llm.renderer)
+        self._placeholders = launch.placeholders(self._llm)
+        self._images = ImagePrompts(self._llm.renderer, launch.image_problem(self._llm.model_config.hf_config, self._settings.device))
 
     async def _sample(self, request: GenerationRequest) -> Generation:
         async with self._gate.request(request.request_id) if self._gate else contextlib.nullcontext():

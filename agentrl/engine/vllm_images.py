@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from agentrl.core.errors import EngineError
 from agentrl.core.images import ImageInput, check_agreement
 from agentrl.core.protocols import GenerationRequest
 from agentrl.rollout.images import CACHE_BYTES, decoded
@@ -35,18 +36,26 @@ class ImagePrompts:
 
     vLLM is never given an expanded prompt to expand: it would do so without an error. It gets the placeholder of one image, and what it
     makes of that is compared with the tokens which the learner trains on.
+
+    Args:
+        renderer: The part of vLLM that processes images.
+        problem: Why it cannot compute images as the learner does; "" if it can.
     """
 
-    def __init__(self, renderer: BaseRenderer[Any]) -> None:
+    def __init__(self, renderer: BaseRenderer[Any], problem: str = "") -> None:
         self._renderer = renderer  # not all of vLLM, whose model would outlive the engine's end
+        self._problem = problem
         self._made: OrderedDict[str, asyncio.Task[_Made]] = OrderedDict()  # by the hash of the pixels
 
     async def prompt(self, request: GenerationRequest, salt: Mapping[str, str]) -> Any:
         """Return vLLM's input for a request.
 
         Raises:
-            EngineError: If vLLM expands an image to other tokens than those of the request, which the learner trains on.
+            EngineError: If vLLM expands an image to other tokens than those of the request, which the learner trains on, or computes the
+                model in another way.
         """
+        if self._problem:
+            raise EngineError(f"request {request.request_id}: {self._problem}")
         made = [await self._image(each.image) for each in request.placed]
         for each, one in zip(request.placed, made, strict=True):
             check_agreement(f"request {request.request_id}", one.token_ids, each.image.token_ids.tolist())

@@ -24,6 +24,11 @@ from tests.vision_families import FAMILIES, make_family
 pytestmark = pytest.mark.anyio
 CLOSE = 1e-4
 """Nats between engine and learner."""
+BOTH_WAYS = "on a CPU vLLM does not compute attention in both directions, and images are refused by name"
+NOT_IN_VLLM = {
+    **dict.fromkeys(("gemma3", "gemma4"), BOTH_WAYS),
+    "llava": "vLLM 0.32 does not know the names that transformers 5 gives the weights of CLIP",
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,5 +86,7 @@ async def test_the_engine_of_transformers_agrees_with_the_learner(family: str, t
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not is_torchvision_available(), reason="vLLM has no processor of these families without torchvision")
 async def test_vllm_agrees_with_the_learner(family: str, tmp_path: Path) -> None:
+    if why := next((why for kind, why in NOT_IN_VLLM.items() if family.endswith(kind)), ""):
+        pytest.skip(why)
     async with started(VllmEngine, family) as engine:
         await agrees(engine, family, tmp_path)

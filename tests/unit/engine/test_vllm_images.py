@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from transformers import CONFIG_MAPPING
 from vllm.multimodal.inputs import PlaceholderRange
 
 from agentrl.core.errors import EngineError
@@ -18,6 +19,7 @@ from agentrl.core.images import ImageInput, ImageTensor, expand
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, ints
 from agentrl.engine import vllm_images
+from agentrl.engine.launch import image_problem
 from agentrl.engine.vllm_images import ImagePrompts
 from agentrl.env.images import image_text
 from agentrl.rollout.image_urls import ImageFetcher
@@ -110,3 +112,11 @@ async def test_a_cancelled_request_does_not_stop_the_work_of_others() -> None:
     first.cancel()
     assert (await second)["mm_hashes"]["image"] == ["hash a"]
     assert renderer.asked == {"a": 1}
+
+
+async def test_images_that_a_cpu_would_compute_otherwise_are_refused() -> None:
+    problem, theirs = image_problem(CONFIG_MAPPING["gemma3"](), "cpu"), Renderer()
+    with pytest.raises(EngineError, match="request r: on a CPU vLLM does not let the tokens of an image attend to each other"):
+        await ImagePrompts(theirs, problem).prompt(request(image("a")), {})  # type: ignore[arg-type]
+    assert image_problem(CONFIG_MAPPING["gemma3"](), "cuda") == ""
+    assert image_problem(CONFIG_MAPPING["qwen2_5_vl"](), "cpu") == ""
