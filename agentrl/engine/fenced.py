@@ -7,7 +7,6 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 
 from agentrl.core.errors import (
     AgentRLError,
@@ -121,9 +120,8 @@ class FencedEngine(ABC):
 
     def stats(self) -> EngineStats:
         """Counters since the start, and why the engine cannot be used if so."""
-        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad(), kv_tokens=self._kv_tokens)
-        dead = self._dead or self._fault()
-        return replace(stats, fault=dead) if dead else stats
+        load = self._load_now if self._meter.active else None
+        return self._meter.stats(load=load, kv_tokens=self._kv_tokens, fault=self._dead or self._fault())
 
     @abstractmethod
     async def _sample(self, request: GenerationRequest) -> Generation:

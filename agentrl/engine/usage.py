@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from agentrl.core.protocols import EngineStats
+from agentrl.core.protocols import EngineLoad, EngineStats
 
 MAX_FAILURES = 3
+_NO_LOAD = EngineLoad()
 
 
 class UsageMeter:
@@ -61,8 +62,8 @@ class UsageMeter:
         self._advance()
         self._pauses -= 1
 
-    def stats(self) -> EngineStats:
-        """Counters up to now."""
+    def stats(self, *, load: EngineLoad | None = None, kv_tokens: int = 0, fault: str = "") -> EngineStats:
+        """Counters up to now, and what the engine knows besides: its load, room of its cache, and why it cannot be used."""
         self._advance()
         return EngineStats(
             busy_s=self._busy_s,
@@ -71,7 +72,9 @@ class UsageMeter:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             paused_s=self._paused_s,
-            fault=self._fault(),
+            fault=fault or self._fault(),
+            load=load or _NO_LOAD,
+            kv_tokens=kv_tokens,
         )
 
     def _fault(self) -> str:

@@ -177,14 +177,15 @@ class VllmEngine(FencedEngine):
     @contextlib.contextmanager
     def _vllm_errors(self, request: GenerationRequest) -> Iterator[None]:
         """Turn vLLM's exceptions into ours."""
-        from vllm.exceptions import VLLMValidationError
-        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
-
         try:
             yield
         except EngineError:
             raise
         except Exception as error:
+            # Here, because an import of each request would take as long as its checks.
+            from vllm.exceptions import VLLMValidationError
+            from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
             if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
                 self._dead = self._dead or reason_of(error)
                 raise EngineDeadError(f"engine {self._settings.index} is gone: {self._dead}") from error

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from agentrl.core.altered import altered
 from agentrl.core.errors import EnvResultError
 from agentrl.core.images import PlacedImage, compacted
 from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Turn, as_messages, floats, ints
@@ -158,7 +159,7 @@ class Conversation:
     def settle(self, turn: Turn, result: StepResult, answer: str, where: str = "") -> None:
         """Record the sampled turn, whose text without its end is `answer`, with what the environment, `where`, said of it."""
         steps = placed(result.step_rewards, turn.token_ids.tolist(), answer, self._codec.decode, where)
-        settled = replace(
+        settled = altered(
             turn,
             reward=result.reward + math.fsum(value for _, value in steps) + self._advance,
             step_rewards=steps,

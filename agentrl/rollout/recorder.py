@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class Recorder:
         self.waits: list[tuple[int, float, float]] = []  # number of each request that ended, and when it began and ended, by `perf_counter`
         self.is_over = False  # later requests are refused
 
-    @property
+    @cached_property
     def limit(self) -> int:
         """Tokens that a context may have."""
         return min(self.engine.max_model_len, self.settings.rollout.max_episode_tokens or self.engine.max_model_len)

@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,11 @@ class Bare:
         await self.llm.engine_core.resume_scheduler_async()
 
 
+def params_of(engine: VllmEngine, sampling: Sampling) -> Any:
+    """Return the sampling parameters that the engine makes of ours; recorded requests have a seed each."""
+    return engine._make_params(sampling, max_tokens=sampling.max_tokens, end_ids=engine.end_token_ids, seed=sampling.seed)
+
+
 async def stock_engine(settings: EngineSettings) -> Any:
     """The engine as vLLM starts it: its core in a process of its own."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -150,7 +156,7 @@ async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, 
         return {f"{t.trajectory_id}-{n}": turn.token_ids.tolist() for t in episodes for n, turn in enumerate(t.turns)}
 
     await asyncio.gather(*map(watched.run_group, group_requests))
-    thread = Bare(engine._llm, lambda sampling: engine._params(sampling, sampling.max_tokens))
+    thread = Bare(engine._llm, partial(params_of, engine))
     result, expected = Result([], [], [], 0), None
     for _ in range(repetitions):
         for speeds, bare in ((result.ours, None), (result.thread, thread), (result.process, process)):
@@ -187,7 +193,7 @@ async def measure(model: str, options: argparse.Namespace) -> None:
     await engine.start()
     process = None
     if options.stock:
-        process = Bare(await stock_engine(settings), lambda sampling: engine._params(sampling, sampling.max_tokens))
+        process = Bare(await stock_engine(settings), partial(params_of, engine))
     print("| workload | tokens | rollout path, tokens/s | bare, on a thread | share | bare, own process | share |")
     print("|---|---|---|---|---|---|---|")
     for workload in WORKLOADS:

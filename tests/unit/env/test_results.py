@@ -186,3 +186,20 @@ def test_reset_may_replace_the_prompt() -> None:
 def test_a_bad_reset_is_refused(value: Any) -> None:
     with pytest.raises(EnvResultError):
         check_reset(value, WHERE, PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "checked"),
+    [
+        ("score", 1, 1.0),
+        ("info", {"a": 1}, {"a": 1.0}),
+        ("sampling", {"temperature": 0.5}, {"temperature": 0.5}),
+        ("reward_parts", {"a": 1}, {"a": 1.0}),
+        ("state_key", 3, "3"),
+        ("step_rewards", [[2, 1]], ((2, 1.0),)),
+    ],
+)
+def test_each_field_of_a_step_is_kept(field: str, value: Any, checked: Any) -> None:
+    plain = check_step(StepResult(1, "go on", truncated=True), "E.step")
+    assert (plain.reward, plain.terminated, plain.truncated, plain.info) == (1.0, False, True, {})
+    assert getattr(check_step(StepResult(1, "go on", **{field: value}), "E.step"), field) == checked

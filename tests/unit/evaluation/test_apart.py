@@ -233,7 +233,7 @@ def test_what_replaces_an_engine_that_takes_weights_together_waits_for_the_next(
             await anyio.sleep(0.1)
             await apart.take(apart.current(2))
             request = GroupRequest(group_id=0, task=TASKS[0], n_samples_per_prompt=2, version=2)
-            with pytest.raises(EngineDeadError, match="no engine for evaluations holds the weights"):
+            with pytest.raises(EngineDeadError, match="no engine for evaluations holds the weights"), anyio.fail_after(100.0):
                 await apart.run_group(request)
             assert not apart.gone
             exports.version = 3
