@@ -16,7 +16,7 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
 
 def altered(value: T, **changes: Any) -> T:
     """Return a copy of a frozen dataclass in which fields are changed; its own checks (``__post_init__``) are not made again."""
-    kind = type(value)
+    kind: type[Any] = type(value)
     copy, put = object.__new__(kind), object.__setattr__
     for name in _names(kind):
         put(copy, name, changes[name] if name in changes else getattr(value, name))
