@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-
-@cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def altered(value: T, **changes: Any) -> T:
     """Return a copy of a frozen dataclass in which fields are changed; its own checks (``__post_init__``) are not made again."""
-    kind: type[Any] = type(value)
-    copy, put = object.__new__(kind), object.__setattr__
-    for name in _names(kind):
+    copy, put = object.__new__(type(value)), object.__setattr__
+    for name in value.__dataclass_fields__:
         put(copy, name, changes[name] if name in changes else getattr(value, name))
     return copy

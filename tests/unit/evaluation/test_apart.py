@@ -77,12 +77,12 @@ def test_neither_learner_nor_engines_notice_an_evaluation(staleness: int) -> Non
 
 
 def test_the_figures_come_with_the_step_that_ends_after_them() -> None:
-    scene = Scene(4, 1, num_steps=8, learner=Learner(train_s=lambda step: 10.0), evaluators=[Worker(eval_s=10.0)])
+    scene = Scene(6, 1, num_steps=12, learner=Learner(train_s=lambda step: 10.0), evaluators=[Worker(eval_s=10.0)])
     scene.run()
     found = {row["step"]: row["eval/step"] for row in scene.observer.steps if "eval/step" in row}
-    assert found == {7: 4.0, 8: 8.0}
+    assert found == {9: 6.0, 12: 12.0}  # 20 s of evaluation: two steps
     waits = [row.get("eval/wait_s", 0.0) for row in scene.observer.steps]
-    assert waits == [0.0] * 8
+    assert waits == [0.0] * 12
 
 
 def test_the_best_model_is_that_of_the_step_that_was_measured(tmp_path: Path) -> None:
