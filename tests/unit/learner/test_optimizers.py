@@ -90,6 +90,8 @@ def test_muon_takes_the_steps_of_its_formula_and_adamw_those_of_the_others() -> 
         expected = expected * (1 - 0.01 * 0.1) - 0.01 * 0.2 * 6**0.5 * update
         optimizer.step()
         plain.step()
+    held = optimizer.state[module.layers[0]["up"].weight]["momentum_buffer"]
+    assert torch.allclose(held.double(), momentum, atol=1e-6)
     assert torch.allclose(module.layers[0]["up"].weight.double(), expected, atol=5e-4)  # torch orthogonalises in bfloat16
     assert torch.equal(module.layers[0]["up"].bias, alone.layers[0]["up"].bias)
     assert torch.equal(module.head.weight, alone.head.weight)
