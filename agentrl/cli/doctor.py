@@ -64,7 +64,9 @@ def main(words: list[str]) -> int:
     from agentrl.inspect.reader import RunReader
     from agentrl.track.jsonl import encode
 
-    evidence = Evidence(RunReader(args.run))
+    reader = RunReader(args.run)
+    reader.directory.played()
+    evidence = Evidence(reader)
     examination = examine(evidence, args.run)
     if args.replay:
         examination = run_until_signal(with_replays(examination, evidence, args.agent))

@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
     args: InspectArgs = read(INSPECT, words)
     if args.sort.lstrip("-") not in SORTS:
         raise ConfigError("--sort", args.sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
-    run, screen = RunDirectory(args.run), Screen()
+    run, screen = RunDirectory(args.run).played(), Screen()
     if args.plot is not None:
         screen.line(f"rewards of {plot_rewards(run.metrics(), args.plot)} steps drawn in {args.plot}")
     elif args.export is not None:

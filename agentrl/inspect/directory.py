@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.mapping import read_saved
+from agentrl.config.mapping import COMMAND, read_saved
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.redaction import redacted_values
@@ -57,6 +57,23 @@ class RunDirectory:
     def settings(self) -> dict[str, Any]:
         """Contents of ``config.json``, to be shown, without credentials that an earlier version wrote; empty if it cannot be read."""
         return dict(redacted_values(self.json(CONFIG) or {}))
+
+    @property
+    def tuned_by(self) -> str:
+        """The command for given data that made the run, such as ``sft``; empty for a run of ``agentrl train``."""
+        command = self.settings.get(COMMAND)
+        return command if isinstance(command, str) else ""
+
+    def played(self) -> RunDirectory:
+        """Return the directory itself.
+
+        Raises:
+            ConfigError: If it is of a run on given data, which plays no episodes.
+        """
+        if self.tuned_by:
+            remedy = f"`agentrl view {self.path}` shows its losses, and the tokens of some of its rows."
+            raise ConfigError("RUN", str(self.path), f"is a run of `agentrl {self.tuned_by}`, which plays no episodes", remedy)
+        return self
 
     @cached_property
     def store(self) -> Store:

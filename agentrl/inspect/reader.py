@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from agentrl.config.mapping import COMMAND, flattened
+from agentrl.config.mapping import flattened
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, settings_of
 from agentrl.core.errors import ConfigError
@@ -107,8 +107,7 @@ class RunReader:
     @property
     def tuned_by(self) -> str:
         """The command for given data that made the run, such as ``sft``; empty for a run of ``agentrl train``."""
-        command = self.settings.get(COMMAND)
-        return command if isinstance(command, str) else ""
+        return self.directory.tuned_by
 
     def changed(self, config: type[Any] = TrainConfig) -> list[str]:
         """Names of the settings, with their sections, that differ from the defaults of a command's settings."""

@@ -363,6 +363,7 @@ def test_an_episode_shows_one_role_and_folds_long_observations(watched: Watched,
         page.wait_for_function("location.hash.includes('role=tool')")
         assert page.locator(".message.given .role").all_inner_texts() == ["tool"]
         assert page.locator(".sampled").count() == 0
+        assert page.locator("pre.text").first.get_attribute("dir") == "auto"  # as its own letters are written
 
 
 def test_a_healthy_run_has_a_verdict_and_an_unknown_page_says_so(page: Page, served: Served) -> None:

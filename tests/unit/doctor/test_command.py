@@ -75,6 +75,7 @@ def test_the_viewer_answers_with_the_same_causes(flat: Path, tmp_path: Path, cap
     report = json.loads(capsys.readouterr().out)
     collection = RunCollection(flat)
     answer = QUESTIONS["api/run/{run}/doctor"](collection, {"run": "run"}, Words({}))
+    assert answer.pop("trend_text").startswith("The reward is ")
     assert json.loads(json.dumps(answer)) == report
     assert [verdict["id"] for verdict in report["verdicts"]] == ["too-hard"]
     write_page(collection, tmp_path / "page.html")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentrl.cli.doctor import main as doctor_command
+from agentrl.cli.inspect import main as inspect_command
 from agentrl.core.annotations import pack
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import floats
@@ -82,6 +85,13 @@ def test_lines_that_are_none_of_rows_are_left_out(tmp_path: Path) -> None:
     assert sample_answer(run, 2)["turns"][0]["tokens"]["loss_before"] is None  # of another number of tokens
     with pytest.raises(ConfigError, match="not among the recorded rows"):
         sample_answer(run, 0)
+
+
+@pytest.mark.parametrize("command", [inspect_command, doctor_command], ids=["inspect", "doctor"])
+def test_commands_about_episodes_name_a_run_that_has_none(command: Callable[[list[str]], int], tmp_path: Path) -> None:
+    run_of(tmp_path / "run", [chat()], "orpo")
+    with pytest.raises(ConfigError, match="is a run of `agentrl orpo`, which plays no episodes"):
+        command([str(tmp_path / "run")])
 
 
 def test_a_run_on_given_data_is_told_from_a_run_of_train(tmp_path: Path) -> None:
