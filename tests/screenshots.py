@@ -93,7 +93,7 @@ def pictures(folder: Path) -> list[Picture]:
             name="runs", place="#/", wait_for="tr[data-run]", size=(1280, 330), choose=("compare calculator", "compare calculator-slow")
         ),
         Picture(name="compare", place="#/compare?runs=calculator,calculator-slow&smooth=0.7", wait_for=".chart canvas", size=(1280, 720)),
-        Picture(name="curves", place="#/run/calculator?smooth=0.6", wait_for=".chart canvas", size=(1280, 640)),
+        Picture(name="curves", place="#/run/calculator?smooth=0.6", wait_for=".note", size=(1280, 640)),
         Picture(name="step", place=f"#/run/calculator/step/{step}", wait_for="tr[data-group]"),
         Picture(name="lanes", place=f"#/run/calculator/step/{step}", wait_for=".lanes", scroll_to=".lanes", size=(1280, 560)),
         Picture(

@@ -41,6 +41,11 @@ def absolute_names(text: str) -> str:
     return str(absolute_path(text.strip())) if text.strip() and Path(text.strip()).expanduser().exists() else text
 
 
+def near_path(path: str) -> str:
+    """Return a path below the working directory as it is typed there; another one, and a name that is no path, as it is."""
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
+
+
 def shown_path(path: str | os.PathLike[str]) -> str:
     """Return a path as the user typed it, or below a directory that the user typed."""
     given = Path(path)

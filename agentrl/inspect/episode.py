@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from agentrl.core.annotations import Annotation, read_annotation
 from agentrl.core.differences import Tokens, first_difference
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import near_path
 from agentrl.core.types import FinishReason, Status
 from agentrl.inspect.groups import GroupFacts, find_group
 from agentrl.inspect.reader import RunReader
@@ -234,7 +235,7 @@ def _neighbours(run: RunReader, episode: str) -> tuple[str | None, str | None]:
 
 def _commands(run: RunReader, episode: str, task: str) -> dict[str, str]:
     """Command lines about an episode; none for a file of another system."""
-    path, agent = str(run.path), str(run.setting("agent") or "")
+    path, agent = str(run.path), near_path(str(run.setting("agent") or ""))
     if not agent:
         return {}
     words = {"inspect": [path, episode], "replay": [path, episode]}

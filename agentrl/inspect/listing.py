@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import near_path
 from agentrl.core.types import Status
 from agentrl.inspect.directory import CONFIG, METRICS, TRAJECTORIES
 from agentrl.inspect.reader import EVAL, RunReader, flags
@@ -79,7 +80,7 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
         "path": str(run.path),
         "kind": kind,
         "command": launches[-1].get("command") if launches else None,
-        "agent": own.get("agent"),
+        "agent": near_path(own["agent"]) if own.get("agent") else None,
         "data": (settings.get("data") or {}).get("data") if kind == "tune" else None,
         "model": Path(str((settings.get("model") or {}).get("model") or "the bundled tiny model")).name if settings else None,
         "algorithm": algo.get("advantage_estimator"),

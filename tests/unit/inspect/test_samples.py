@@ -14,6 +14,7 @@ from agentrl.cli.doctor import main as doctor_command
 from agentrl.cli.inspect import main as inspect_command
 from agentrl.core.annotations import pack
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import near_path
 from agentrl.core.types import floats
 from agentrl.inspect.listing import run_answer
 from agentrl.inspect.reader import RunReader
@@ -98,3 +99,9 @@ def test_a_run_on_given_data_is_told_from_a_run_of_train(tmp_path: Path) -> None
     answer = run_answer(run_of(tmp_path / "run", [chat()], "kto"), "run")
     assert (answer["kind"], answer["tags"], answer["measure"], answer["samples"]) == ("tune", ["kto", "LoRA"], "loss", 1)
     assert (answer["reward"]["best"], answer["data"], answer["num_steps"], answer["warnings"]) == (0.5, "chats.jsonl", 4, [])
+
+
+def test_a_path_below_the_working_directory_is_shown_as_it_is_typed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert near_path(f"{tmp_path}/envs/own.py:Own") == "envs/own.py:Own"
+    assert [near_path(path) for path in ("/elsewhere/own.py", "gym:CartPole-v1")] == ["/elsewhere/own.py", "gym:CartPole-v1"]

@@ -32,7 +32,7 @@ function Verdict({ run, asked }) {
   const learns = data.outcome === "learning";
   return html`${!(data.verdicts || []).length && data.groups > 0 && html`<div class=${learns ? "note good verdict" : "note quiet verdict"}><b>${learns ? "This run learns." : "No fault was found."}</b> ${data.trend_text}
       ${(data.advice || []).map((one) => html`<div key=${one.id} class="advice"><span>${one.seen}.</span><span class="dim">${one.remedy}</span></div>`)}</div>`}${(data.verdicts || []).map(
-    (cause) => html`<div class="note sign cause" key=${cause.id}><b>${cause.title}</b><span>${cause.seen}${cause.where && `: ${cause.where}`}</span><span class="dim">${cause.remedy}</span>
+    (cause) => html`<div class="note sign cause" key=${cause.id}><b>${cause.title}:</b> <span>${cause.seen}${cause.where && `: ${cause.where}`}</span><span class="dim">${cause.remedy}</span>
       ${cause.episodes.slice(0, 3).map((name) => html`<a key=${name} href=${toEpisode(run, name)}>Episode ${name}</a> `)}</div>`,
   )}`;
 }
