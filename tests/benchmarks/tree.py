@@ -4,7 +4,7 @@
 
 prints a line per case and kernel, ``CASE KERNEL longest=.. rows=.. tree=.. tokens=.. rows_s=.. tree_s=.. time=..``. The model has random
 weights and is two layers as wide as SmolLM2-135M's, with 8,192 tokens, in float32. A pass is the layout of the batch, forward and
-backward of `PolicyModel` through all its micro-batches of at most 16,384 tokens; rows and tree take turns.
+backward of `PolicyModel` through all its micro-batches of at most 16,384 tokens. Rows and tree take turns; times are of the CPU.
 
 ``branches`` is an episode of twelve turns: a prompt of 200 tokens, then 32 sampled and 48 given tokens a turn. From the fourth turn on a
 helper is asked after each turn, which reads the context so far and 24 tokens, and samples 24. ``forks`` are ten episodes that share eleven
@@ -98,17 +98,17 @@ CASES = {"branches": branches, "forks": forks}
 
 
 def one_pass(policy: PolicyModel, batch: Batch, bundles: list[Bundle], *, packed: bool) -> float:
-    """Run all micro-batches forward and backward; return the seconds."""
+    """Run all micro-batches forward and backward; return the seconds of CPU."""
     policy.zero_grad()
     weights = torch.linspace(-1.0, 1.0, batch.num_actions)
-    begin = time.perf_counter()
+    begin = time.process_time()
     lengths, group = [bundle.length for bundle in bundles], [bundle.group for bundle in bundles]
     (plan,) = plan_updates(lengths, group, updates=1, ranks=1, budget=BUDGET, packed=packed, hidden_size=1)
     for places in plan.micros[0]:
         micro = Layout(batch).micro_batch([bundles[place] for place in places], packed=packed)
         new, _, _ = policy(micro)
         (new * weights[micro.actions]).sum().backward()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def compare(case: str, kernel: str, *, pairs: int, sizes: dict[str, int]) -> Found:
