@@ -24,6 +24,8 @@ import psutil
 
 MARK = "AGENTRL_RUN_MARK"
 """Environment variable that every process of a private cluster inherits."""
+SPARED = "agentrl/env/sandbox/reaper.py"
+"""Program that removes the containers of a rollout worker after its end, and ends by itself."""
 CLOSED = b"closed"
 GIVE_UP_S = 30.0
 QUIET_ROUNDS = 3  # rounds without a survivor, because a daemon may be starting another process at the moment it is killed
@@ -58,16 +60,19 @@ class Reaper:
 
 
 def members(mark: str, folders: Sequence[str]) -> set[psutil.Process]:
-    """Live processes that inherited `mark`, their descendants, and those with an open file under one of `folders`.
+    """Live processes that inherited `mark`, their descendants, and those with an open file under one of `folders`, without the `SPARED`.
 
     The mark alone does not do: a process that gives itself a title, as Ray's do, may overwrite its environment.
     """
     found: set[psutil.Process] = set()
+    spared: set[psutil.Process] = {psutil.Process()}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and (process.environ().get(MARK) == mark or _uses(process, folders)):
+            if any(word.endswith(SPARED) for word in process.cmdline()):
+                spared |= {process, *process.children(recursive=True)}
+            elif process.status() != psutil.STATUS_ZOMBIE and (process.environ().get(MARK) == mark or _uses(process, folders)):
                 found |= {process, *process.children(recursive=True)}
-    return found - {psutil.Process()}
+    return found - spared
 
 
 def _uses(process: psutil.Process, folders: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from tests.faults.support import disturbed, until
 from tests.sandboxes import IMAGE, builds, container_engine, has_image, image_of, needs_sandbox
 from tests.unit.env.sandbox.test_left_over import command_lines, soon
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 MARK = f"3597.{os.getpid()}"  # seconds, which no other run of these tests has
 ENV = """
@@ -120,7 +120,7 @@ def test_nothing_is_left_of_a_run_that_is_killed(
     places = ("--agent", str(tmp_path / "env.py"), "--run-dir", str(tmp_path / "run"), "--runtime", runtime)
     env = {"TMPDIR": str(temporary)}
     with disturbed(*places, *SIZES, "--engine", "transformers", "--no-check-env", env=env) as process:
-        until(process, said.exists)
+        until(process, said.exists, 300)
         if phase not in ("starting", "ending"):
             until(process, lambda: sleeping() > 0)
         os.kill(process.pid if victim == "command" else trainer_of(process.pid), signal.SIGKILL)
@@ -132,8 +132,8 @@ def test_nothing_is_left_of_a_run_that_is_killed(
     assert soon(lambda: not any(mark in line for _, line in command_lines() for mark in marks), 40.0)
     assert soon(lambda: not files_in(temporary), 40.0), files_in(temporary)
     if engine:
-        listed = subprocess.run([*engine.program, "ps", "--all", "--format", "{{.Labels}}"], capture_output=True, text=True, check=True)
-        assert str(temporary) not in listed.stdout
+        listed = [*engine.program, "ps", "--all", "--format", "{{.Labels}}"]
+        assert soon(lambda: str(temporary) not in subprocess.run(listed, capture_output=True, text=True, check=True).stdout, 40.0)
         assert soon(lambda: builds(engine) <= before)
         assert phase != "building" or not has_image(engine, image_of(tmp_path / "box"))
     saw("no process, container or folder after the next start")

@@ -18,7 +18,10 @@ _log = logging.getLogger(__name__)
 
 MARK = "AGENTRL_LOCAL_RUN"
 """Environment variable that programs inherit which a run in this process starts."""
-HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "agentrl/cluster/reaper.py", "ray::", "site-packages/ray/")
+HELPERS = (
+    *("multiprocessing.resource_tracker", "multiprocessing.forkserver", "ray::", "site-packages/ray/"),
+    *("agentrl/cluster/reaper.py", "agentrl/env/sandbox/reaper.py"),
+)
 """Parts of the command lines of processes that end by themselves, when what they look after has ended."""
 SHARED = ("catatonit",)
 """Parts of the command lines of processes that are not the command's alone: podman has one for all containers of a user."""

@@ -28,6 +28,9 @@ CONTROL_GROUPS = "{{.Host.CgroupsVersion}} {{.Host.CgroupControllers}}"
 MAX_PROCESSES = 2**14
 """Processes of a user in a container; those of the container are limited by its control group."""
 MAX_ANSWER = 2**20
+CHUNK = 65536
+REST_S = 0.2
+"""Seconds in which the rest of the output of a call that has ended is read."""
 CALL_S = 120.0
 """Seconds for a call of podman or docker that moves no image."""
 
@@ -91,27 +94,40 @@ class Engine:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             raise SandboxError(f"{self.program[0]} {words[0]} did not end within {timeout_s:g} s") from None
-        return Answer(process.returncode or 0, output, message.decode(errors="replace"))
+        code = 0 if len(output) > limit else process.returncode or 0  # ended here, as it has said enough
+        return Answer(code, output, message.decode(errors="replace"))
 
 
 async def _communicate(process: asyncio.subprocess.Process, stdin: bytes, limit: int) -> tuple[bytes, bytes]:
-    """Return a program's output and messages when it has ended, or when there is too much output."""
+    """Return a program's output and messages when it has ended, or when there is too much output.
+
+    The end of its output is not waited for: under uvloop, on which workers of Ray run, what podman starts inherits the other end.
+    """
     assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    message = asyncio.create_task(process.stderr.read())
+    output, message = bytearray(), bytearray()
+    reading = {asyncio.create_task(_read(process, process.stdout, output, limit))}
+    reading.add(asyncio.create_task(_read(process, process.stderr, message, MAX_ANSWER)))
     with contextlib.suppress(ConnectionError):
         process.stdin.write(stdin)
         await process.stdin.drain()
     process.stdin.close()
-    output = b""
-    while len(output) <= limit and (chunk := await process.stdout.read(limit)):
-        output += chunk
-    if len(output) > limit:
-        process.kill()
-        return output, b""
     await process.wait()
-    return output, await message
+    await asyncio.wait(reading, timeout=REST_S)
+    for task in reading:
+        task.cancel()
+    return bytes(output), bytes(message)
+
+
+async def _read(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, into: bytearray, limit: int) -> None:
+    """Add what a program writes; end the program if that is more than the limit, and read the rest all the same, up to its end."""
+    assert stream is not None
+    while chunk := await stream.read(CHUNK):
+        if len(into) > limit:
+            continue
+        into += chunk
+        if len(into) > limit:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
 
 def find_engine() -> Engine:

@@ -20,7 +20,7 @@ from agentrl.env.sandbox.container import Form
 from agentrl.env.sandbox.engine import Engine
 from agentrl.env.sandbox.images import content_hash, find_containerfile, is_path
 from agentrl.env.sandbox.sandbox import Sandbox
-from agentrl.env.sandbox.spec import ExecResult, SandboxChoice, SandboxSpec, use_choice
+from agentrl.env.sandbox.spec import ExecResult, Kind, SandboxChoice, SandboxSpec, use_choice
 from agentrl.env.timing import Stopwatch, use_stopwatch
 from tests.sandboxes import IMAGE, builds, container_engine, containers, has_image, image_of
 
@@ -266,6 +266,35 @@ def test_a_hash_is_of_content_rights_and_links(tmp_path: Path) -> None:
         hashes.add(content_hash(file))
         assert content_hash(find_containerfile(str(tmp_path))) in hashes
     assert len(hashes) == len(lines) + 1
+
+
+def test_the_end_of_a_call_is_seen_under_uvloop_although_what_it_started_goes_on(tmp_path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    (tmp_path / "engine").write_text("sleep 20 & echo told; echo why >&2; exit 3")
+    begin = time.monotonic()
+    answer = uvloop.run(Engine(("sh",)).call(str(tmp_path / "engine")))
+    assert time.monotonic() - begin < 15
+    assert (answer.code, answer.text, answer.error) == (3, "told", "why\n")
+
+
+async def test_a_call_that_says_too_much_is_ended() -> None:
+    much = await Engine(("yes",)).call("y", limit=1000)
+    assert (much.code, much.output[:4]) == (0, b"y\ny\n")
+
+
+@slow
+@pytest.mark.parametrize("kind", ["local", "container"])
+def test_sandboxes_work_under_uvloop(kind: Kind) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    container_engine()
+
+    async def use() -> tuple[str, str]:
+        async with Sandbox(SandboxSpec(kind=kind, image=IMAGE)) as sandbox:
+            first = await sandbox.exec("sh", "-c", "sleep 3583 & echo one")
+            second = await sandbox.exec("cat", stdin=b"two", timeout_s=20.0)
+        return first.output, second.output
+
+    assert uvloop.run(asyncio.wait_for(use(), 60)) == ("one\n", "two")
 
 
 async def test_without_podman_and_docker_the_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
