@@ -5,6 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
+pytest.importorskip("verl", reason="verl needs Python before 3.13")
+
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.utils import torch_functional
 from verl.workers.config import ActorConfig

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("verl", reason="verl needs Python before 3.13")
+
 from verl.trainer.ppo import core_algos
 
 from agentrl.algo.advantages import AdvantageInputs

@@ -25,7 +25,7 @@ LEFT_OUT = {
     "xgrammar": {"triton"},
 }
 """Package -> what it asks for and gets along without, in what is used of it here."""
-ENTRY = re.compile(r"[\w.-]+==\S+( ; sys_platform == \"linux\")?( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
+ENTRY = re.compile(r"[\w.-]+==\S+( ; (sys_platform == \"linux\"|python_version < \"3.1\d\"))?( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
