@@ -229,7 +229,8 @@ def _sender(config: TrainConfig, rank: int, on: Device, host: str) -> WeightSend
     if weights.publish == "adapter":
         from agentrl.engine.adapters import SPARE_ADAPTERS
 
-        return AdapterSender(rank=lora.lora_rank, alpha=lora.lora_alpha, kept=config.flow.staleness + 1 + SPARE_ADAPTERS, held=held)
+        kept = config.flow.staleness + 1 + SPARE_ADAPTERS
+        return AdapterSender(rank=lora.lora_rank, alpha=lora.lora_alpha, rslora=lora.use_rslora, kept=kept, held=held)
     if kind == "shm":
         return SharedMemorySender(_weights_folder(config), held)
     bucket_bytes, timeout_s, workers = weights.weight_bucket_mib * 2**20, weights.publish_timeout_s, config.engine.gpus_per_engine

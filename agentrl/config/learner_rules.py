@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.lora import ALL_LINEAR, NATIVE_RANKS
+from agentrl.config.lora import ALL_LINEAR, NATIVE_RANKS, check_4bit, check_dora
 from agentrl.config.optimizers import OPTIMIZERS, check_optimizer
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import refuse_set
@@ -161,6 +159,7 @@ def check_lora(config: TrainConfig) -> None:
     if lora.lora_dropout and config.algo.reuse_behaviour_logprobs:
         problem = "needs the log-probabilities of the model as it is in the step, and the recorded ones are of the whole adapter"
         raise ConfigError("--lora-dropout", lora.lora_dropout, problem, "Leave out --reuse-behaviour-logprobs.")
+    check_dora(lora, config.learner.zero_stage)
     if config.weights.publish == "adapter":
         _check_native(config)
     if config.learner.load_in_4bit:
@@ -169,6 +168,8 @@ def check_lora(config: TrainConfig) -> None:
 
 def _check_native(config: TrainConfig) -> None:
     lora = config.lora
+    if lora.use_dora:
+        raise ConfigError("--use-dora", True, "cannot be published as an adapter: vLLM takes none of DoRA", "Leave out --publish.")
     if config.run.ray_address:
         problem = "hands engines a directory in memory, which other machines do not see"
         raise ConfigError("--publish", config.weights.publish, problem, "Leave out --publish or --ray-address.")
@@ -180,8 +181,4 @@ def _check_4bit(config: TrainConfig) -> None:
     if config.weights.publish == "adapter":
         problem = "would leave the model in the engines whole, and the learner's in 4 bits"
         raise ConfigError("--publish", config.weights.publish, problem, "Leave out --publish or --load-in-4bit.")
-    if config.learner.zero_stage == 3:
-        problem = "cannot spread weights in 4 bits over ranks"
-        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --load-in-4bit.")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("--load-in-4bit", True, "needs bitsandbytes, which is not installed", "pip install 'agentrl[qlora]'")
+    check_4bit(config.learner.zero_stage)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge, Lt
 
+from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Alias, Count, CountOrZero
 
 ALL_LINEAR = "all-linear"
@@ -35,8 +37,36 @@ class LoraConfig:
     """Layers with an adapter: names or their ends with commas between them, ``q_proj,v_proj``; ``all-linear``: all but the output layer."""
     lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of each adapter's inputs that a step leaves out, the same ones for all tokens and passes of the step."""
+    use_rslora: bool = False
+    """Scale by ``--lora-alpha`` over the square root of the rank (rsLoRA), so that high ranks do not learn more slowly."""
+    use_dora: bool = False
+    """Train the length of each row of a weight apart from its direction, which A and B change (DoRA); steps take longer."""
 
     @property
     def target_names(self) -> tuple[str, ...]:
         """The names in `lora_target_modules`."""
         return tuple(filter(None, map(str.strip, self.lora_target_modules.split(","))))
+
+
+def check_dora(lora: LoraConfig, zero_stage: int) -> None:
+    """Refuse DoRA where its layers would find only a part of a weight, whose rows they measure.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if lora.use_dora and zero_stage == 3:
+        problem = "keeps a part of each weight, and DoRA (--use-dora) measures whole rows"
+        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --use-dora.")
+
+
+def check_4bit(zero_stage: int) -> None:
+    """Refuse frozen weights in 4 bits where their package is missing, or ZeRO would divide them.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if zero_stage == 3:
+        problem = "cannot spread weights in 4 bits over ranks"
+        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --load-in-4bit.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("--load-in-4bit", True, "needs bitsandbytes, which is not installed", "pip install 'agentrl[qlora]'")

@@ -1,5 +1,8 @@
 """Low-rank adapters (Hu et al., arXiv:2106.09685) by peft: small trained matrices beside the layers of a model that stays as it is.
 
+Variants are rsLoRA (Kalajdzievski, arXiv:2312.03732), whose scale is another one, and DoRA (Liu et al., arXiv:2402.09353), which trains
+the length of each row of a weight, too.
+
 peft puts its layers into the model in place, so the model keeps its class, and everything else treats it as before. A layer with an
 adapter is ``NAME.base_layer`` with the weight of the base model, ``NAME.lora_A.default`` and ``NAME.lora_B.default``. What goes to
 engines and into merged models has the names and shapes of the base model.
@@ -57,6 +60,8 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
         lora_alpha=lora.lora_alpha,
         target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else list(names),
         exclude_modules=[*bypassed, *outside_text(model)] or None,
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )
@@ -193,6 +198,8 @@ def step_dropout(models: Iterable[nn.Module], seed: int, step: int) -> Iterator[
 def merged_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every parameter of the base model under its own name, with ``scale * B A`` added where there is an adapter.
 
+    With DoRA the rows of the sum then get their trained lengths.
+
     The sum is computed in float32 and rounded once to the data type of the weight; the model's own tensors are only read. Under ZeRO-3
     every rank iterates to the end. A tensor is valid until the next one is asked for.
     """
@@ -213,12 +220,16 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
     if getattr(layer, "fan_in_fan_out", False):
         change = change.T
     merged: Tensor = weight.float() + layer.scaling[ADAPTER] * change
+    if ADAPTER in (lengths := layer.lora_magnitude_vector):
+        rows = 0 if getattr(layer, "fan_in_fan_out", False) else 1
+        own = merged.to(weight.dtype).norm(dim=rows).to(weight.dtype)  # as the layer computes it, so that 1 stays 1 in bfloat16
+        merged *= (lengths[ADAPTER].weight.float() / own.float()).unsqueeze(rows)
     return merged.to(weight.dtype)
 
 
 def is_adapter(name: str) -> bool:
     """Return True for the name of a parameter that belongs to an adapter."""
-    return ".lora_A." in name or ".lora_B." in name
+    return any(part in name for part in (".lora_A.", ".lora_B.", ".lora_magnitude_vector."))
 
 
 def adapter_parameters(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -53,8 +53,8 @@ def merge_into_base(adapter: Path, target: Path, *, base: str = "", dtype: str =
 
     settings = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
     task = str(settings.get("task_type") or "CAUSAL_LM")
-    if settings.get("peft_type") != "LORA" or settings.get("use_dora") or task not in CLASSES:
-        form = "DoRA" if settings.get("use_dora") else f"{settings.get('peft_type')} for {task}"
+    if settings.get("peft_type") != "LORA" or task not in CLASSES:
+        form = f"{settings.get('peft_type')} for {task}"
         raise ConfigError(FLAG, str(adapter), f"holds an adapter of the kind {form}", f"LoRA for {', '.join(CLASSES)} can be merged.")
     name = base or str(settings.get("base_model_name_or_path") or "")
     if not name:

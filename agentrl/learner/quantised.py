@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,11 +10,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def quantisation(dtype: torch.dtype) -> Any:
-    """Return transformers' settings for loading linear layers in 4 bits (NF4, scales quantised too) that compute in `dtype`."""
+def quantisation(dtype: torch.dtype, whole: Sequence[str] = ()) -> Any:
+    """Return transformers' settings for loading linear layers in 4 bits (NF4, scales quantised too) that compute in `dtype`.
+
+    The output layer of a language model stays whole, and so do the layers that are named in `whole`.
+    """
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=list(whole) or None,
+    )
 
 
 def whole_weight(parameter: Any) -> Tensor:

@@ -157,6 +157,8 @@ def _leaves(value: Any) -> Iterator[str]:
 def _find(rendered: str, text: str, start: int) -> int:
     """Place of a text in a rendering, looked for from `start` first; -1 if it is not there."""
     text = text.strip()
+    if (found := rendered.find(text, start)) >= 0:
+        return found
     for form in (text, json.dumps(text, ensure_ascii=False)[1:-1]):
         for begin in (start, 0) if start else (0,):
             if (found := rendered.find(form, begin)) >= 0:

@@ -17,11 +17,12 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.config.data_rules import read_template, template_variables
 from agentrl.core.errors import ChatTemplateError, ConfigError
+from agentrl.rollout.appending import with_marks
 
 DEADLINE_S = 10.0
 """Seconds of computing that one rendering may take; an honest one takes milliseconds."""
@@ -82,6 +83,7 @@ class ChatTemplate:
         self.field, self.value = ("--chat-template", file) if file else ("--model", str(getattr(tokenizer, "name_or_path", "")))
         self._own_code = not file and _renders_itself(tokenizer)
         sources = {"default": read_template(file)} if file else own if isinstance(own, Mapping) else {"default": own} if own else {}
+        self._sources = {name: str(source) for name, source in sources.items()}
         self._compiled = {} if self._own_code else {name: self._compile(source) for name, source in sources.items()}
         self.source = "".join(str(source) for source in sources.values())
         self.options = {} if settings is None else self._switched(settings.thinking) | template_variables(settings.chat_template_kwargs)
@@ -107,6 +109,17 @@ class ChatTemplate:
             return self
         changed = copy.copy(self)
         changed.options, changed._variables = {**self.options, **changes}, {**self._variables, **changes}
+        return changed
+
+    def with_marks(self) -> ChatTemplate | None:
+        """Return the template with marks between messages; `None` for one that does not write one message after the other."""
+        if not self._compiled:
+            return None
+        marked = {name: _compile_marked(source) for name, source in self._sources.items()}
+        if any(each is None for each in marked.values()):
+            return None
+        changed = copy.copy(self)
+        changed._compiled = {name: each for name, each in marked.items() if each is not None}
         return changed
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, **options: Any) -> str:
@@ -199,7 +212,10 @@ class _Clock(threading.local):
 
 
 _CLOCK = _Clock()
+LIMITED = "_limited"
+"""Filter around what loops go through."""
 _DICT = frozenset(dir(dict))
+_LOOP = frozenset({"first", "last", "index", "index0", "previtem", "nextitem"})
 
 
 def _limited(items: Iterable[Any]) -> Iterator[Any]:
@@ -227,18 +243,20 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Guards, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _to_json
-        self.filters["_limited"] = _limited
+        self.filters[LIMITED] = _limited
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "_limited", [], [], None, None, lineno=loop.lineno)
+            loop.iter = nodes.Filter(loop.iter, LIMITED, [], [], None, None, lineno=loop.lineno)
         return tree
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Look up a name in a value, in a dictionary without an exception for what is a key of it."""
+        """Look up a name in a value, in a dictionary without an exception for what is a key of it, and in a loop at once."""
+        if type(obj) is LoopContext and attribute in _LOOP:
+            return getattr(obj, attribute)
         if type(obj) is dict and attribute not in _DICT:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
@@ -276,4 +294,14 @@ _ENVIRONMENT = _Environment()
 def _compile(source: str) -> Template:
     compiled = _ENVIRONMENT.from_string(source)
     compiled.globals = dict(compiled.globals)  # a chain of maps, which every rendering would copy, takes as long as the rendering
+    return compiled
+
+
+@lru_cache(maxsize=64)
+def _compile_marked(source: str) -> Template | None:
+    tree = with_marks(_ENVIRONMENT.parse(source), LIMITED)
+    if tree is None:
+        return None
+    compiled = _ENVIRONMENT.from_string(tree)
+    compiled.globals = dict(compiled.globals)
     return compiled

@@ -19,6 +19,7 @@ from agentrl.core.language_models import CLASSES, language_model
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.lora import outside_text
 from agentrl.learner.merge import LABELS
+from agentrl.learner.quantised import quantisation, use_one_product
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.methods import Method
 from agentrl.tune.objectives import OBJECTIVES
@@ -48,7 +49,7 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
         "adam_beta2": optim.adam_beta2,
         "max_grad_norm": optim.max_grad_norm,
         "optim": "adamw_torch",
-        "bf16": optim.dtype == "bfloat16" or (optim.dtype == "auto" and cuda),
+        "bf16": "bfloat16" in (optim.dtype, optim.weight_dtype) or (optim.dtype == "auto" and cuda),
         "use_cpu": not cuda,
         "gradient_checkpointing": optim.gradient_checkpointing,
         "train_sampling_strategy": "sequential",  # rows come in the order in which they are drawn
@@ -72,6 +73,9 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
         given["deepspeed"] = deepspeed_settings(optim.zero_stage)
     if not cuda and num_ranks(config) > 1:
         given["ddp_backend"] = "gloo"
+    if optim.liger_kernels:  # losses are computed here, from logits
+        given["use_liger_kernel"] = True
+        given["liger_kernel_config"] = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     return given
 
 
@@ -114,7 +118,7 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
     args = TrainingArguments(**given)  # before models are loaded, which ZeRO-3 divides while they are
     try:
         objective = functools.partial(OBJECTIVES[method.command], config.method, _frozen_model(config, args))
-        model = _trained_model(method, config, tokenizer.pad_token_id)
+        model = _trained_model(method, config, tokenizer.pad_token_id, bf16=args.bf16)
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(f"agentrl {method.command}", model_path(config), f"cannot be trained: {reason}", "See --debug.") from error
@@ -143,13 +147,10 @@ def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
     model.generation_config.eos_token_id = list(dict.fromkeys([*ends, *known]))
 
 
-def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any:
-    """Return the model to train, with its adapter if it gets one; weights are float32, in which they are updated."""
+def _trained_model(method: Method, config: TuneConfig, pad_token_id: int, *, bf16: bool = False) -> Any:
+    """Return the model to train, with its adapter if it gets one."""
     transformers.set_seed(config.run.seed)
-    trusted = config.model.trust_remote_code
-    kind = CLASSES[method.task](model_path(config), trust_remote_code=trusted)
-    labels = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
-    model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=trusted, **labels)
+    model = _loaded(method, config, bf16=bf16)
     model.config.get_text_config().pad_token_id = pad_token_id
     if model.can_generate():
         model.generation_config.pad_token_id = pad_token_id
@@ -166,6 +167,21 @@ def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any
     model = get_peft_model(model, adapter(method, config, outside_text(model)), autocast_adapter_dtype=config.optim.zero_stage != 3)
     if config.optim.gradient_checkpointing:
         model.enable_input_require_grads()
+    return model
+
+
+def _loaded(method: Method, config: TuneConfig, *, bf16: bool) -> Any:
+    """Return the model in the data type of its weights, or with frozen ones in 4 bits that compute in bfloat16 with `bf16`."""
+    trusted, optim = config.model.trust_remote_code, config.optim
+    kind = CLASSES[method.task](model_path(config), trust_remote_code=trusted)
+    given: dict[str, Any] = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
+    if optim.load_in_4bit:
+        given["quantization_config"] = quantisation(torch.bfloat16 if bf16 else torch.float32, method.head)
+        if torch.cuda.is_available():
+            given["device_map"] = {"": torch.cuda.current_device()}
+    model = kind.from_pretrained(model_path(config), dtype=getattr(torch, optim.weight_dtype), trust_remote_code=trusted, **given)
+    if optim.load_in_4bit:
+        use_one_product(model)
     return model
 
 
@@ -204,6 +220,8 @@ def adapter(method: Method, config: TuneConfig, without: Sequence[str] = ()) -> 
         r=lora.lora_rank,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
         target_modules=names[0] if names == (ALL_LINEAR,) else list(names),
         exclude_modules=list(without) or None,
         task_type=method.task,

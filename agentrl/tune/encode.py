@@ -7,27 +7,27 @@ template that writes earlier turns in another way once a later one follows gives
 from __future__ import annotations
 
 import bisect
-import hashlib
-from array import array
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from agentrl.core.errors import ChatTemplateError, DataError, EnvResultError
 from agentrl.core.images import PlacedImage
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.rollout.images import ImageReader
-from agentrl.rollout.text_codec import TextCodec, shared_length
+from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
+from agentrl.tune.row_table import Row
+from agentrl.tune.row_text import IGNORED, RowOfTurns, TextBatch, Wanted, rows_of
 from agentrl.tune.settings import TuneConfig
-from agentrl.tune.turns import Turn, TurnRenderer
+from agentrl.tune.turns import TurnRenderer
 
-IGNORED = -100
-"""Label of a token that is not trained."""
-
-Row: TypeAlias = dict[str, Any]
-"""Columns of one training row, of which `agentrl.tune.trainer.Collator` makes batches."""
+CHUNK = 512
+"""Examples whose texts are encoded together."""
 
 
 @dataclass(slots=True)
@@ -63,6 +63,7 @@ class Encoder:
         end = codec.tokenizer.eos_token_id
         self._text_end = [] if end is None else [end]
         self._renderer = TurnRenderer(codec, config.model, system_prompt=config.data.system_prompt, end_token=config.data.eos_token)
+        self._batch = TextBatch(codec)
         self.counts = Counts()
         self.ends: Counter[int] = Counter()  # tokens that end answers and texts
 
@@ -73,33 +74,89 @@ class Encoder:
             DataError: If the chat template refuses one, which is named by its line, or no row is left.
         """
         rows: list[Row] = []
-        for example in examples:
+        for example, planned in self._planned(examples, flag):
             self.counts.examples += 1
-            try:
-                rows += self._example(example)
-            except ImageError as error:
-                raise DataError(flag, example.source or self._data.data, f"{example.where}: {error}", "") from error
-            except ChatTemplateError as error:
-                problem, _, remedy = str(error).rpartition(". ")
-                raise DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.") from error
+            with self._naming(example, flag):
+                rows += self._example(example, planned)
         if not rows:
             problem = f"leaves no row: all {self.counts.examples} have more than --max-length {self._max} tokens"
             raise DataError(flag, self._data.data, problem, "Raise --max-length, or use --overlong cut.")
         self.counts.rows += len(rows)
         return rows
 
-    def _example(self, example: Example) -> list[Row]:
-        """Return the rows of one example; none if it is too long."""
-        if isinstance(example, Pair):
-            return self._pair(example)
-        if isinstance(example, Labelled):
-            return self._labelled(example)
+    @contextmanager
+    def _naming(self, example: Example, flag: str) -> Iterator[None]:
+        """Within the block, an example that cannot be used is named by its line."""
+        try:
+            yield
+        except ImageError as error:
+            raise DataError(flag, example.source or self._data.data, f"{example.where}: {error}", "") from error
+        except ChatTemplateError as error:
+            problem, _, remedy = str(error).rpartition(". ")
+            raise DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.") from error
+
+    def _planned(self, examples: Iterable[Example], flag: str) -> Iterator[tuple[Example, list[RowOfTurns]]]:
+        """Yield examples with their rows as text, whose tokens are there by then; those of the next ones become text meanwhile."""
+        left, encoding = iter(examples), None
+        with ThreadPoolExecutor(1) as pool:
+            while chunk := list(itertools.islice(left, CHUNK)):
+                following = []
+                for example in chunk:
+                    with self._naming(example, flag):
+                        following.append((example, self._plan(example)))
+                wanted = self._batch.taken()
+                if encoding is not None:
+                    yield from self._encoded(*encoding)
+                encoding = following, wanted, pool.submit(self._codec.encode_texts, wanted.pieces)
+            if encoding is not None:
+                yield from self._encoded(*encoding)
+
+    def _encoded(
+        self, planned: list[tuple[Example, list[RowOfTurns]]], wanted: Wanted, tokens: Future[list[list[int]]]
+    ) -> Iterator[tuple[Example, list[RowOfTurns]]]:
+        self._batch.put(wanted, tokens.result())
+        yield from planned
+
+    def _plan(self, example: Example) -> list[RowOfTurns]:
+        """Return the rows that the chat template writes for an example, as text; none where it is not asked."""
+        if isinstance(example, Text):
+            self._batch.want(example.text)
+        if isinstance(example, Text | Steps):
+            return []
         if isinstance(example, Chat):
-            branches = self._chat(example)
+            places = self._places_of_answers(example)
+            table = [""]
+            return rows_of(self._codec, self._renderer, self._batch, self._renderer.turns(example.messages, places, table), table)
+        answers = [example.chosen, example.rejected] if isinstance(example, Pair) else [example.answer]
+        if self._is_plain(example.prompt):
+            for text in (str(example.prompt), *(answer["content"] for answer in answers)):
+                self._batch.want(text)
+            return []
+        asked = as_messages(example.prompt)
+        rows = []
+        for answer in answers:
+            table = [""]
+            turns = self._renderer.turns([*asked, answer], [len(asked)], table)
+            rows += rows_of(self._codec, self._renderer, self._batch, turns, table)
+        return rows
+
+    def _example(self, example: Example, planned: list[RowOfTurns]) -> list[Row]:
+        """Return the rows of one example; none if it is too long."""
+        for row in planned:
+            row.finish()
+            self.ends.update(token for token in row.ends if self._codec.is_control(token))
+        if isinstance(example, Pair):
+            return self._pair(example, planned)
+        if isinstance(example, Labelled):
+            return self._labelled(example, planned)
+        if isinstance(example, Chat):
+            everything = self._train_on == "all"
+            pairs = zip([None, *planned], planned, strict=False)
+            branches = [(row.ids, row.labels(before, everything)) for before, row in pairs]
             self._check_places([ids for ids, _ in branches], example.images)
             self.counts.branches += max(len(branches) - 1, 0)
             return [row for ids, labels in branches for row in self._fitted_row(ids, labels, example.images)]
-        ids, labels = self._steps(example) if isinstance(example, Steps) else self._single(example)
+        ids, labels = self._steps(example) if isinstance(example, Steps) else self._single(example, planned)
         if isinstance(example, Answer) and example.images:
             self._check_places([ids], example.images)
             return self._fitted_row(ids, labels, example.images)
@@ -113,7 +170,7 @@ class Encoder:
         if images or self._places(ids):
             return self._row_with_images(ids, labels, images)
         kept = self._fit(len(ids), self._max)
-        if all(label == IGNORED for label in labels[1:kept]):  # nothing predicts the first token
+        if labels[1:kept].count(IGNORED) == max(kept - 1, 0):  # nothing predicts the first token
             return self._drop()
         self.counts.cut += kept < len(ids)
         return [self._row(ids[:kept], labels[:kept])]
@@ -168,7 +225,7 @@ class Encoder:
         return max(room, 0) if self._overlong == "cut" else 0
 
     def _row(self, ids: list[int], labels: list[Any]) -> Row:
-        self._count(len(ids), sum(label != IGNORED for label in labels))
+        self._count(len(ids), len(labels) - labels.count(IGNORED))
         return {"input_ids": ids, "labels": labels}
 
     def _count(self, tokens: int, trained: int) -> None:
@@ -178,33 +235,24 @@ class Encoder:
 
     def _text(self, text: str) -> list[int]:
         self.ends.update(self._text_end)
-        return self._codec.beginning + self._codec.encode_text(text) + self._text_end
+        return self._codec.beginning + self._batch.ids(text) + self._text_end
 
-    def _single(self, example: Answer | Text) -> tuple[list[int], list[int]]:
+    def _single(self, example: Answer | Text, planned: list[RowOfTurns]) -> tuple[list[int], list[int]]:
         if isinstance(example, Text):
             ids = self._text(example.text)
             return ids, list(ids)
-        prompt, (answer,) = self._prompt_and_answers(example.prompt, [example.answer])
+        prompt, (answer,) = self._prompt_and_answers(example.prompt, [example.answer], planned)
         ids = prompt + answer
         return ids, list(ids) if self._train_on == "all" else [IGNORED] * len(prompt) + answer
 
-    def _chat(self, example: Chat) -> list[tuple[list[int], list[int]]]:
-        """Return tokens and labels of the rows of a chat."""
-        everything = self._train_on == "all"
+    def _places_of_answers(self, example: Chat) -> list[int]:
+        """Return the places of the answers that are trained, or with ``--train-on all`` of all."""
         places = [place for place, message in enumerate(example.messages) if message["role"] == "assistant"]
         if self._train_on == "last":
             places = places[-1:]
-        if not everything:
+        if self._train_on != "all":
             places = [place for place in places if example.messages[place].get("weight", 1) != 0]
-        table = [""]
-        rows = _rows_of(self._codec, self._renderer, self._renderer.turns(example.messages, places, table), table)
-        for row in rows:
-            self._count_ends(row)
-        return [(row.ids, row.labels(rows[number - 1] if number else None, everything)) for number, row in enumerate(rows)]
-
-    def _count_ends(self, row: _RowOfTurns) -> None:
-        """Count the tokens that end answers."""
-        self.ends.update(token for token in row.ends() if self._codec.is_control(token))
+        return places
 
     def _steps(self, example: Steps) -> tuple[list[int], list[float]]:
         ids = self._prompt(example.prompt)
@@ -216,22 +264,22 @@ class Encoder:
             labels += [IGNORED] * (len(step) - 1) + [label if counts else IGNORED]
         return ids, labels
 
-    def _pair(self, example: Pair) -> list[Row]:
-        prompt, answers = self._fitted(example, example.chosen, example.rejected)
+    def _pair(self, example: Pair, planned: list[RowOfTurns]) -> list[Row]:
+        prompt, answers = self._fitted(example, planned, example.chosen, example.rejected)
         if not answers:
             return self._drop()
         margin = {} if example.margin is None else {"margin": example.margin}
         return [{"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1], **margin, **_images_of(example)}]
 
-    def _labelled(self, example: Labelled) -> list[Row]:
-        prompt, answers = self._fitted(example, example.answer)
+    def _labelled(self, example: Labelled, planned: list[RowOfTurns]) -> list[Row]:
+        prompt, answers = self._fitted(example, planned, example.answer)
         if not answers:
             return self._drop()
         return [{"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label, **_images_of(example)}]
 
-    def _fitted(self, example: Pair | Labelled, *messages: Message) -> tuple[list[int], list[list[int]]]:
+    def _fitted(self, example: Pair | Labelled, planned: list[RowOfTurns], *messages: Message) -> tuple[list[int], list[list[int]]]:
         """Return a prompt and the answers to it, counted and cut if need be; no answers if one of them does not fit."""
-        compact, answers = self._prompt_and_answers(example.prompt, messages)
+        compact, answers = self._prompt_and_answers(example.prompt, messages, planned)
         ids, _ = self._expanded(compact, example.images)
         room = self._max - len(ids)
         kept = [self._fit(len(answer), room) for answer in answers]
@@ -251,74 +299,17 @@ class Encoder:
         table = [""]
         return self._codec.encode_marked(self._renderer.prompt(as_messages(prompt), table), table)
 
-    def _prompt_and_answers(self, prompt: Prompt, answers: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
+    def _prompt_and_answers(
+        self, prompt: Prompt, answers: Sequence[Message], planned: list[RowOfTurns]
+    ) -> tuple[list[int], list[list[int]]]:
         """Return the tokens of a prompt, and of several answers to it."""
-        if self._is_plain(prompt):
+        if not planned:
             self.ends.update(self._text_end)
-            return self._codec.encode_text(str(prompt)), [self._codec.encode_text(each["content"]) + self._text_end for each in answers]
-        asked = as_messages(prompt)
-        rows = []
-        for answer in answers:
-            table = [""]
-            rows += _rows_of(self._codec, self._renderer, self._renderer.turns([*asked, answer], [len(asked)], table), table)
-            self._count_ends(rows[-1])
-        first = rows[0].prompt
-        if any(row.prompt != first for row in rows):
+            return self._batch.ids(str(prompt)), [self._batch.ids(each["content"]) + self._text_end for each in answers]
+        first = planned[0].prompt
+        if any(row.prompt != first for row in planned):
             raise ChatTemplateError("the prompts of two answers differ in the chat template. Write both answers in one form")
-        return first, [row.ids[len(first) :] for row in rows]
-
-
-class _RowOfTurns:
-    """A row that grows by text of prompts and answers.
-
-    Text is encoded together with what stands before it, back to the last control token: a tokenizer may write a word in another way at
-    the beginning of a text. Where that changes tokens which are there already, as two line breaks may, it is encoded alone.
-    """
-
-    def __init__(self, codec: TextCodec, renderer: TurnRenderer, table: Sequence[str]) -> None:
-        self._codec, self._control, self._table = codec, renderer.control, table
-        self.text, self._last = "", 0  # where the last control token begins
-        self.ids: list[int] = []
-        self.trained: list[bool] = []
-
-    def add(self, text: str, *, trained: bool) -> None:
-        """Put text at the end of the row."""
-        before = self.text[self._last :]
-        known = self._codec.encode_marked(before, self._table)
-        joint = self._codec.encode_marked(before + text, self._table)
-        ids = joint[len(known) :] if joint[: len(known)] == known else self._codec.encode_marked(text, self._table)
-        self._last = max((len(self.text) + found.start() for found in self._control.finditer(text)), default=self._last)
-        self.text += text
-        self.ids += ids
-        self.trained += [trained] * len(ids)
-
-    @property
-    def prompt(self) -> list[int]:
-        """The tokens before the first answer."""
-        return self.ids[: self.trained.index(True)]
-
-    def ends(self) -> list[int]:
-        """Return the last token of each answer."""
-        following = [*self.trained[1:], False]
-        return [token for token, trained, next_one in zip(self.ids, self.trained, following, strict=True) if trained and not next_one]
-
-    def labels(self, before: _RowOfTurns | None, everything: bool) -> list[int]:
-        """Return the label of each token; where everything is trained, tokens that begin the row before are trained there."""
-        if not everything:
-            return [token if trained else IGNORED for token, trained in zip(self.ids, self.trained, strict=True)]
-        shared = shared_length(self.ids, before.ids) if before else 0
-        return [IGNORED] * shared + self.ids[shared:]
-
-
-def _rows_of(codec: TextCodec, renderer: TurnRenderer, turns: Iterable[Turn], table: Sequence[str]) -> list[_RowOfTurns]:
-    """Return the rows of turns: one whose prompt goes on with the row before joins it, another one begins a row of its own."""
-    rows: list[_RowOfTurns] = []
-    for turn in turns:
-        if not rows or not turn.prompt.startswith(rows[-1].text):
-            rows.append(_RowOfTurns(codec, renderer, table))
-        rows[-1].add(turn.prompt[len(rows[-1].text) :], trained=False)
-        rows[-1].add(turn.answer, trained=True)
-    return rows
+        return first, [row.ids[len(first) :] for row in planned]
 
 
 def _images_of(example: Pair | Labelled) -> Row:
@@ -359,18 +350,6 @@ def _marked(codec: TextCodec, ids: Sequence[int], labels: Sequence[Any]) -> str:
 
 class ImageError(ValueError):
     """Images of a row that cannot be used."""
-
-
-def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a hash of the contents of rows, by which a resumed run knows its data."""
-    digest = hashlib.sha256()
-    for row in rows:
-        for name in sorted(row):
-            value = row[name]
-            numbers = value if isinstance(value, list) else [value]
-            digest.update(name.encode())
-            digest.update("".join(numbers).encode() if name == "images" else array("d", map(float, numbers)).tobytes())
-    return digest.hexdigest()
 
 
 def pack(rows: Sequence[Row], max_length: int) -> list[Row]:

@@ -174,7 +174,7 @@ def _score(rated: tuple[float, str]) -> float:
     return rated[0]
 
 
-def _best_and_worst(prompt: str, rated: Sequence[tuple[float, str]]) -> list[Row]:
+def _best_and_worst(prompt: Any, rated: Sequence[tuple[float, str]]) -> list[Row]:
     """Return the pair of the best answer and the worst; nothing, if all are as good."""
     best, worst = max(rated, key=_score), min(rated, key=_score)
     return [{"prompt": prompt, "chosen": best[1], "rejected": worst[1]}] if best[0] > worst[0] else []
@@ -214,6 +214,44 @@ def _preference(row: Row) -> list[Row]:
     strength = float(row["preference_strength"])
     first, second = _text(row, "response_1"), _text(row, "response_2")
     return _best_and_worst(_text(row, "prompt"), [(-strength, first), (strength, second)])
+
+
+def _preference3(row: Row) -> list[Row]:
+    """HelpSteer3: a chat in `context`, and -3 (the first answer) to 3."""
+    strength = float(row["overall_preference"])
+    return _best_and_worst(row["context"], [(-strength, _text(row, "response1")), (strength, _text(row, "response2"))])
+
+
+# Questions with an answer under other names: dolly (databricks), OpenOrca, GSM8K, MetaMathQA, NuminaMath; pairs of Intel's orca_dpo.
+
+
+def _answered(question: str, answer: str) -> Callable[[Row], list[Row]]:
+    return lambda row: [{"prompt": _asked(row, question), "completion": _text(row, answer)}]
+
+
+def _asked(row: Row, name: str) -> Any:
+    asked = "\n".join(part for part in (_text(row, name), row.get("context")) if part)
+    system = row.get("system_prompt") or row.get("system")
+    return [{"role": "system", "content": system}, {"role": "user", "content": asked}] if system else asked
+
+
+def _asked_pair(row: Row) -> list[Row]:
+    return [{"prompt": _asked(row, "question"), "chosen": _text(row, "chosen"), "rejected": _text(row, "rejected")}]
+
+
+# Two answers and which is better: PKU-SafeRLHF by its number, SHP (Stanford) by 1 for the first and 0 for the second.
+
+
+def _numbered(row: Row) -> list[Row]:
+    better = int(row["better_response_id"])
+    rated = [(float(number == better), _text(row, f"response_{number}")) for number in (0, 1)]
+    return _best_and_worst(_text(row, "prompt"), rated)
+
+
+def _shp(row: Row) -> list[Row]:
+    first = float(row["labels"])
+    rated = [(first, _text(row, "human_ref_A")), (1.0 - first, _text(row, "human_ref_B"))]
+    return _best_and_worst(_text(row, "history"), rated)
 
 
 # HH-RLHF (Anthropic): whole dialogues as text.
@@ -303,6 +341,24 @@ FORMS = (
               _has("prompt", "response", "helpfulness"), _helpsteer, _joined_by_prompt),
     NamedForm("helpsteer preferences", ("pairs",), "response_1, response_2, preference_strength",
               _has("prompt", "response_1", "response_2", "preference_strength"), _preference),
+    NamedForm("helpsteer3 preferences", ("pairs", "labelled"), "context, response1, response2, overall_preference",
+              _has("context", "response1", "response2", "overall_preference"), _preference3),
+    NamedForm("pku-saferlhf", ("pairs", "labelled"), "prompt, response_0, response_1, better_response_id",
+              _has("prompt", "response_0", "response_1", "better_response_id"), _numbered),
+    NamedForm("shp", ("pairs", "labelled"), "history, human_ref_A, human_ref_B, labels",
+              _has("history", "human_ref_A", "human_ref_B", "labels"), _shp),
+    NamedForm("orca pairs", ("pairs", "labelled"), "question, chosen, rejected",
+              _has("question", "chosen", "rejected", without=("prompt",)), _asked_pair),
+    NamedForm("dolly", ("dialogue",), "instruction, response", _has("instruction", "response", without=CHAT),
+              _answered("instruction", "response")),
+    NamedForm("question and response", ("dialogue",), "question, response", _has("question", "response", without=CHAT),
+              _answered("question", "response")),
+    NamedForm("question and answer", ("dialogue",), "question, answer", _has("question", "answer", without=CHAT),
+              _answered("question", "answer")),
+    NamedForm("query and response", ("dialogue",), "query, response", _has("query", "response", without=CHAT),
+              _answered("query", "response")),
+    NamedForm("problem and solution", ("dialogue",), "problem, solution", _has("problem", "solution", without=CHAT),
+              _answered("problem", "solution")),
     NamedForm("hh-rlhf", ("pairs", "labelled"), "chosen and rejected dialogues as text",
               lambda row: "prompt" not in row and _is_dialogue(row.get("chosen")) and _is_dialogue(row.get("rejected")), _hh),
     NamedForm("prompt and response", ("dialogue", "labelled"), "prompt, response", _has("prompt", "response", without=CHAT), _response),

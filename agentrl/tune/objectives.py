@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from agentrl.learner.head import only_positions, scores_in_chunks
-from agentrl.tune.encode import IGNORED
 from agentrl.tune.losses import PAIR_LOSSES, PairRatios, bradley_terry, generalized_jsd, kahneman_tversky, odds_ratio, step_cross_entropy
+from agentrl.tune.row_text import IGNORED
 
 Batch: TypeAlias = Mapping[str, Any]
 """Tensors that `agentrl.tune.trainer.Collator` makes of rows."""

@@ -14,7 +14,9 @@ from agentrl.rollout.tasks import check_model_name
 from agentrl.rollout.template import ChatTemplate
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.data import Examples, epoch_size
-from agentrl.tune.encode import Encoder, Row, pack, render
+from agentrl.tune.encode import Encoder, pack, render
+from agentrl.tune.row_cache import Kept, cached
+from agentrl.tune.row_table import Row, as_rows, fingerprint
 from agentrl.tune.rules import named_models, num_ranks
 from agentrl.tune.settings import TuneConfig
 
@@ -33,14 +35,16 @@ class Prepared:
         samples: A few rows as text.
         ends: Tokens that end answers and texts, the most frequent first.
         notes: What a person is told of the sources.
+        fingerprint: Hash of the rows.
     """
 
-    parts: tuple[tuple[Row, ...], ...]
-    held_out: tuple[Row, ...]
+    parts: tuple[Sequence[Row], ...]
+    held_out: Sequence[Row]
     counts: Mapping[str, Mapping[str, int]]
     samples: tuple[str, ...]
     ends: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    fingerprint: str = ""
 
 
 def check_models(config: TuneConfig) -> None:
@@ -66,20 +70,32 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
     Raises:
         DataError: If the chat template refuses one, or all are too long.
     """
-    codec = TextCodec(make_tokenizer(config))
+    tokenizer = make_tokenizer(config)
+    found = cached(config, examples, tokenizer, lambda: _encoded(config, examples, TextCodec(tokenizer)))
+    notes = found.notes
+    samples, ends = tuple(notes["samples"]), tuple(notes["ends"])
+    return Prepared(found.parts, found.held_out, notes["counts"], samples, ends, examples.notes, notes["fingerprint"])
+
+
+def _encoded(config: TuneConfig, examples: Examples, codec: TextCodec) -> Kept:
+    """Return the rows of examples, and what is noted of them."""
     reader = image_reader(config)
     encoder = Encoder(codec, config, reader)
-    parts = tuple(tuple(encoder.encode(part)) for part in examples.parts)
-    samples = tuple(render(codec, row) for row in parts[0][:SAMPLES])
+    parts: Any = tuple(encoder.encode(part) for part in examples.parts)
+    samples = [render(codec, row) for row in parts[0][:SAMPLES]]
     evaluation = Encoder(codec, config, reader)
-    held_out = tuple(evaluation.encode(examples.held_out, "--eval-data")) if examples.held_out else ()
+    held_out: Any = evaluation.encode(examples.held_out, "--eval-data") if examples.held_out else ()
     _check_images(config, [row for part in (*parts, held_out) for row in part])
     if getattr(config.method, "packing", False):
-        parts = tuple(tuple(pack(part, config.data.max_length)) for part in parts)
-        held_out = tuple(pack(held_out, config.data.max_length))
-    counts = {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)}
-    ends = tuple(token for token, _ in encoder.ends.most_common())
-    return Prepared(parts, held_out, counts, samples, ends, examples.notes)
+        parts = tuple(pack(part, config.data.max_length) for part in parts)
+        held_out = pack(held_out, config.data.max_length)
+    notes = {
+        "counts": {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)},
+        "samples": samples,
+        "ends": [token for token, _ in encoder.ends.most_common()],
+        "fingerprint": fingerprint(row for part in (*parts, held_out) for row in part),
+    }
+    return Kept(tuple(as_rows(part) for part in parts), as_rows(held_out), notes)
 
 
 def image_reader(config: TuneConfig) -> ImageReader | None:

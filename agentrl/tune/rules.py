@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template, listed
-from agentrl.config.lora import holds_adapter
+from agentrl.config.lora import check_4bit, check_dora, holds_adapter
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.model_shape import read_shape
 from agentrl.config.optimizers import check_optimizer
 from agentrl.config.sections import changed, flag, refuse_set
 from agentrl.core.errors import ConfigError
+from agentrl.core.process import cuda_device_count
 from agentrl.tune.launch import is_rank, world_size
 from agentrl.tune.methods import Method
 from agentrl.tune.settings import (
@@ -129,9 +130,33 @@ def _ranks(method: Method, config: TuneConfig) -> None:
 def _lora(method: Method, config: TuneConfig) -> None:
     lora = config.lora
     if not lora.lora_rank:
-        refuse_set(lora, (), "has no effect without an adapter", "Add --lora-rank 16, or leave it out.")
-    elif not lora.target_names:
+        unused = "has no effect without an adapter", "Add --lora-rank 16, or leave it out."
+        refuse_set(lora, (), *unused)
+        refuse_set(config.optim, ("load_in_4bit",), *unused)
+        return
+    if not lora.target_names:
         raise ConfigError("--lora-target-modules", lora.lora_target_modules, "names no layer", "Leave it out for all-linear.")
+    check_dora(lora, config.optim.zero_stage)
+    if config.optim.load_in_4bit:
+        check_4bit(config.optim.zero_stage)
+
+
+def _dtypes(method: Method, config: TuneConfig) -> None:
+    optim = config.optim
+    if optim.weight_dtype == "bfloat16" and optim.dtype == "float32":
+        raise ConfigError("--dtype", "float32", "computes in more digits than --weight-dtype bfloat16 holds", "Leave one of the two out.")
+    if optim.weight_dtype == "bfloat16" and optim.zero_stage:
+        problem = "keeps float32 weights beside those that it computes with"
+        raise ConfigError("--zero-stage", optim.zero_stage, problem, "Leave out --weight-dtype, or use --zero-stage 0.")
+
+
+def _liger(method: Method, config: TuneConfig) -> None:
+    if not config.optim.liger_kernels:
+        return
+    if not cuda_device_count():
+        raise ConfigError("--liger-kernels", True, "needs a GPU, and there is none", "Leave it out.")
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise ConfigError("--liger-kernels", True, "needs liger-kernel, which is not installed", "pip install liger-kernel")
 
 
 def _models(method: Method, config: TuneConfig) -> None:
@@ -194,6 +219,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _batches, _optimizer, _ranks, _lora),
+    *(_packages, _data, _batches, _optimizer, _ranks, _lora, _dtypes, _liger),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )

@@ -18,7 +18,6 @@ from agentrl.core.process import refuse_import
 from agentrl.tune import launch
 from agentrl.tune.data import read_examples
 from agentrl.tune.directory import TuneResult, open_directory
-from agentrl.tune.encode import fingerprint
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS, Method
 from agentrl.tune.prepare import check_models, num_steps, prepare
@@ -69,7 +68,7 @@ def _run(method: Method, config: TuneConfig, stop: Stop | None) -> TuneResult:
     check_models(config)
     directory = open_directory(method, config)
     prepared = prepare(config, examples)
-    directory.check_data(fingerprint(row for part in (*prepared.parts, prepared.held_out) for row in part))
+    directory.check_data(prepared.fingerprint)
     with launch.joined(config):
         from agentrl.tune.training import train
 

@@ -22,9 +22,10 @@ from agentrl.core.types import floats
 from agentrl.track.jsonl import encode, read_lines
 from agentrl.track.sinks import ROWS
 from agentrl.tune.directory import RunDirectory
-from agentrl.tune.encode import IGNORED, Row
 from agentrl.tune.objectives import Batch, Measured, labelled, score
 from agentrl.tune.prepare import Prepared
+from agentrl.tune.row_table import Drawn, Row
+from agentrl.tune.row_text import IGNORED
 from agentrl.tune.trainer import MethodTrainer
 
 MAX_TOKENS = 16_384
@@ -203,5 +204,4 @@ def _figures_of(trainer: MethodTrainer, rows: Sequence[Row]) -> list[dict[str, A
 
 def rows_to_record(prepared: Prepared, order: Sequence[int], count: int) -> list[tuple[str, Row]]:
     """Return the rows of a run to record, of those that are drawn in an order and of those that are held out."""
-    flat = [row for part in prepared.parts for row in part]
-    return chosen_rows((flat[index] for index in dict.fromkeys(order)), prepared.held_out, count)
+    return chosen_rows(Drawn(prepared.parts, list(dict.fromkeys(order))), prepared.held_out, count)

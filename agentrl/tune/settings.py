@@ -83,6 +83,9 @@ class TuneDataConfig:
     eos_token: str = ""
     """Token that ends a text, and an answer if the chat template writes no end, in place of the tokenizer's: for base models, whose chat
     template ends turns with another token. It is written to the tokenizer and the generation settings of the model."""
+    token_cache: Annotated[str, ResumeMayChange] = ""
+    """Directory in which the tokens of 1000 rows and more are kept for other runs; ``none``: they are not. Default: ``agentrl/rows`` in
+    ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     shuffle: bool = True
     """Take rows in an order derived from the seed and the epoch; off: in the given order."""
 
@@ -180,7 +183,14 @@ class OptimConfig:
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Data type of the computation; the weights are float32. ``auto``: float32 on CPU, bfloat16 on GPU."""
+    """Data type of the computation. ``auto``: float32 on CPU, bfloat16 on GPU and where ``--weight-dtype`` is."""
+    weight_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights. ``bfloat16`` takes half the memory; it rounds small updates away, except those of an adapter, which stays
+    float32 (ZeRO 0)."""
+    load_in_4bit: bool = False
+    """Keep the frozen weights beside an adapter in 4 bits (QLoRA); needs ``pip install 'agentrl[qlora]'``."""
+    liger_kernels: bool = False
+    """Use the fused Triton kernels of ``liger-kernel`` for norms, rotary positions and MLPs (GPU; not run there yet)."""
 
 
 @dataclass(frozen=True, kw_only=True)

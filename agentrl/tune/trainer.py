@@ -12,8 +12,9 @@ from transformers import Trainer
 
 from agentrl.core.images import image_arguments, locate
 from agentrl.rollout.images import ImageReader
-from agentrl.tune.encode import IGNORED, Row
 from agentrl.tune.objectives import Batch, Measured, count_losses
+from agentrl.tune.row_table import Row
+from agentrl.tune.row_text import IGNORED
 
 
 class MethodTrainer(Trainer):  # type: ignore[misc]

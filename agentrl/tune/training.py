@@ -28,6 +28,7 @@ from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
 from agentrl.tune.launch import is_first
 from agentrl.tune.methods import Method
 from agentrl.tune.prepare import Prepared, make_tokenizer, num_steps
+from agentrl.tune.row_table import Drawn
 from agentrl.tune.samples import RowRecorder, rows_to_record
 from agentrl.tune.settings import TuneConfig
 from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tune_summary
@@ -91,11 +92,10 @@ def _train(
 ) -> str:
     """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
     order = drawing_order([len(part) for part in prepared.parts], steps * config.optim.batch_size, config)
-    flat = [row for part in prepared.parts for row in part]
     tokenizer = make_tokenizer(config)
     given = arguments(config, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
     try:
-        trainer = build_trainer(method, config, given, tokenizer, [flat[index] for index in order], prepared.held_out or None)
+        trainer = build_trainer(method, config, given, tokenizer, Drawn(prepared.parts, order), prepared.held_out or None)
         record_ends(trainer.model, tokenizer, prepared.ends)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(follower)

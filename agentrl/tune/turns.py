@@ -6,6 +6,7 @@ its tokens are those that a model samples. That nothing of a message is left out
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +17,13 @@ from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ChatTemplateError
 from agentrl.core.types import Message
 from agentrl.env.tools.environment import describe_tools, with_system
+from agentrl.rollout.appending import END, MESSAGE
 from agentrl.rollout.forms import PROBE, QUESTION, Dialect, call_id, find_dialect, lost, probe_call, reasoning_of, with_calls_as_text
 from agentrl.rollout.template import OPENING, REMEDY, SWITCHES, ChatTemplate, variables_of
 from agentrl.rollout.text_codec import TextCodec, shared_length
 
 _BLOCK = re.compile(r"\s*<think>(.*?)</think>(.*)\Z", re.DOTALL)  # thinking that stands in the content
+_PLAIN, _ROLES = frozenset({"role", "content"}), frozenset({"system", "user", "assistant"})
 _TOOL = {"type": "function", "function": {"name": PROBE, "description": "Any.", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -53,10 +56,21 @@ class TurnRenderer:
     def __init__(self, codec: TextCodec, settings: ModelConfig, *, system_prompt: str = "", end_token: str = "") -> None:
         self._codec, self._thinking, self._system_prompt, self._end_token = codec, settings.thinking, system_prompt, end_token
         self._template = _template(codec, settings)
-        control = "|".join(map(re.escape, codec.control_tokens)) or "(?!)"
-        self.control = re.compile(control)
-        self._tail = re.compile(rf"(?:(?:{control})\s*)+\Z")
+        self.control = re.compile("|".join(map(re.escape, codec.control_tokens)) or "(?!)")
+        self._first_letters = sorted({token[0] for token in codec.control_tokens})
         self._next_turn = lru_cache(maxsize=2)(self._find_next_turn)
+
+    def last_control(self, text: str) -> int:
+        """Return where the last control token in a text begins; -1 if there is none."""
+        found = -1
+        for letter in self._first_letters:
+            place = text.rfind(letter)
+            while place > found:
+                if self.control.match(text, place):
+                    found = place
+                    break
+                place = text.rfind(letter, 0, place)
+        return found
 
     def prompt(self, messages: Sequence[Message], table: list[str]) -> str:
         """Return the text of a chat up to where the assistant writes; `table` gets what its marks stand for.
@@ -86,9 +100,55 @@ class TurnRenderer:
                 raise refusal from None
 
     def _turns(self, messages: Sequence[Message], places: Sequence[int], table: list[str]) -> list[Turn]:
+        if self._needs_no_change(messages) and (turns := self._turns_at_once(messages, (), places, as_they_are=True)):
+            return turns
         chat, tools = self._opened(messages, table)
-        added = len(chat) - len(messages)
-        return [self._turn(chat[: place + added + 1], tools) for place in places]
+        places = [place + len(chat) - len(messages) for place in places]
+        return self._turns_at_once(chat, tools, places) or [self._turn(chat[: place + 1], tools) for place in places]
+
+    def _needs_no_change(self, messages: Sequence[Message]) -> bool:
+        """Return True for a chat of plain texts that the template takes as it is."""
+        return (
+            not self._system_prompt
+            and self._marked is not None
+            and not self._dialect.parts
+            and all(message.keys() == _PLAIN and message["role"] in _ROLES and self._is_text(message["content"]) for message in messages)
+        )
+
+    def _is_text(self, content: Any) -> bool:
+        return isinstance(content, str) and self._codec.is_plain(content)
+
+    def _turns_at_once(
+        self, chat: Sequence[Message], tools: Sequence[Any], places: Sequence[int], *, as_they_are: bool = False
+    ) -> list[Turn] | None:
+        """Return the turns by one rendering of the chat; `None` if its beginnings may look another way, or a part is lost."""
+        pieces = self._pieces(chat, tools, as_they_are=as_they_are)
+        if pieces is None or any(_may_be_lost(message, pieces[index + 1], pieces[0]) for index, message in enumerate(chat)):
+            return None
+        text, ends = "".join(pieces), list(itertools.accumulate(map(len, pieces)))
+        opens, closes = self._behind
+        return [self._divided_turn(chat[place], text[: ends[place]] + opens, text[: ends[place + 1]] + closes) for place in places]
+
+    def _pieces(self, chat: Sequence[Message], tools: Sequence[Any], *, as_they_are: bool = False) -> list[str] | None:
+        """Return what the template writes before the first message, and for each message, by one rendering."""
+        if self._marked is None:
+            return None
+        try:
+            text = self._marked.render(chat) if as_they_are else self._render(chat, tools, template=self._marked)
+            pieces = text.partition(END)[0].split(MESSAGE)
+        except ChatTemplateError:
+            return None
+        return pieces if len(pieces) == len(chat) + 1 else None
+
+    @cached_property
+    def _marked(self) -> ChatTemplate | None:
+        return self._template.with_marks()
+
+    @cached_property
+    def _behind(self) -> tuple[str, str]:
+        """What the template writes behind the last message: with a turn that it opens, and without."""
+        opens, closes = (self._render([QUESTION], opens_turn=opens_turn, template=self._marked) for opens_turn in (True, False))
+        return opens.partition(END)[2], closes.partition(END)[2]
 
     def _opened(self, messages: Sequence[Message], table: list[str]) -> tuple[list[Message], list[Any]]:
         """Return a chat with what belongs in its system message, and the tools that the template is to describe."""
@@ -119,10 +179,12 @@ class TurnRenderer:
     def _describes_tools(self) -> bool:
         return PROBE in self._render([QUESTION], [_TOOL])
 
-    def _render(self, chat: Sequence[Message], tools: Sequence[Any] = (), *, opens_turn: bool = False) -> str:
+    def _render(
+        self, chat: Sequence[Message], tools: Sequence[Any] = (), *, opens_turn: bool = False, template: ChatTemplate | None = None
+    ) -> str:
         written = [{key: value for key, value in message.items() if key != "weight"} for message in chat]
         form = self._dialect.finished(self._dialect.normal(written))  # type: ignore[arg-type]
-        return self._template.render(form, tools, add_generation_prompt=opens_turn)
+        return (template or self._template).render(form, tools, add_generation_prompt=opens_turn)
 
     def _prompt(self, chat: Sequence[Message], tools: Sequence[Any]) -> str:
         prompt = self._render(chat, tools, opens_turn=True)
@@ -134,13 +196,17 @@ class TurnRenderer:
             raise ChatTemplateError(f"{self._template.name} leaves out {missing}. {REMEDY}, or leave the row out")
 
     def _turn(self, chat: Sequence[Message], tools: Sequence[Any]) -> Turn:
-        thinking = _thinking_of(chat[-1])
-        prompt, answer = self._divided(self._prompt(chat[:-1], tools), self._render(chat, tools), thinking)
-        self._check_whole(answer, chat[-1:])
-        if "".join(thinking.split()) not in "".join(answer.split()):
+        return self._divided_turn(chat[-1], self._prompt(chat[:-1], tools), self._render(chat, tools))
+
+    def _divided_turn(self, message: Message, prompt: str, whole: str) -> Turn:
+        """Return the turn of an answer, by the text of the chat before it and with it."""
+        thinking = _thinking_of(message)
+        prompt, answer = self._divided(prompt, whole, thinking)
+        self._check_whole(answer, [message])
+        if thinking and "".join(thinking.split()) not in "".join(answer.split()):
             problem = f"leaves out the thinking of an answer: {thinking.strip()[:60]!r}"
             raise ChatTemplateError(f"{self._template.name} {problem}. {REMEDY}, or leave the column out")
-        return Turn(prompt, self._ended(answer, "tool" if chat[-1].get("tool_calls") else "user"))
+        return Turn(prompt, self._ended(answer, "tool" if message.get("tool_calls") else "user"))
 
     def _divided(self, prompt: str, whole: str, thinking: str) -> tuple[str, str]:
         """Return the prompt, and what follows it when the answer is given."""
@@ -161,7 +227,7 @@ class TurnRenderer:
     def _ended(self, answer: str, next_role: str) -> str:
         """Return an answer up to the token that ends a turn in the middle of a chat; with one, if the template writes none."""
         inner = answer.removesuffix(self._chat_end)
-        if self._closes_turns and self._tail.search(inner):
+        if self._closes_turns and inner.rstrip().endswith(tuple(self._codec.control_tokens)):
             return inner.rstrip()
         return answer + (self._end_token or self._next_turn(next_role))
 
@@ -206,6 +272,14 @@ def _template(codec: TextCodec, settings: ModelConfig) -> ChatTemplate:
         if OPENING.search(opened):
             return plain
     return ChatTemplate(codec.tokenizer, settings)
+
+
+def _may_be_lost(message: Message, piece: str, opening: str) -> bool:
+    """Return True if a message may not be whole in what is written for it; the first one may stand in the opening."""
+    content = message["content"]
+    if not message.get("tool_calls") and isinstance(content, str) and content.strip() in piece:
+        return False
+    return bool(lost(piece, [message])) and bool(lost(opening, [message]))
 
 
 def _with_calls_as_text(message: Message) -> Message:

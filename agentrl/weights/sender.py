@@ -118,12 +118,21 @@ class AdapterSender(SharedMemorySender):
     """Writes each version of a low-rank adapter as a directory in the form of peft, which vLLM loads beside the initial model.
 
     The latest `kept` versions stay, because vLLM may read one again that a request still uses, and so does the latest that `held` names.
-    `rank` and `alpha` are those of the adapter.
+    `rank` and `alpha` are those of the adapter, whose scale is ``alpha / rank``, or with `rslora` ``alpha / sqrt(rank)``.
     """
 
-    def __init__(self, *, rank: int, alpha: int, kept: int, root: Path | None = None, held: Callable[[int], bool] = never) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        alpha: int,
+        kept: int,
+        rslora: bool = False,
+        root: Path | None = None,
+        held: Callable[[int], bool] = never,
+    ) -> None:
         super().__init__(root, held)
-        self._rank, self._alpha, self._kept = rank, alpha, kept
+        self._scale, self._kept = {"r": rank, "lora_alpha": alpha, "use_rslora": rslora}, kept
         self._count = 0
         self._held_target: Path | None = None
 
@@ -142,7 +151,7 @@ class AdapterSender(SharedMemorySender):
         target = directory / f"adapter-{self._count:012d}"  # a version may be sent again with other weights
         target.mkdir()
         layers = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors})
-        settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self._rank, "lora_alpha": self._alpha, "target_modules": layers}
+        settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", **self._scale, "target_modules": layers}
         (target / CONFIG_FILE).write_text(json.dumps(settings), encoding="utf-8")
         _write(tensors, target / WEIGHTS_FILE)
         if self._held(version):

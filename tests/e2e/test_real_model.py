@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.api.pretrained import get_model
+from agentrl.tune import tune
 from tests.e2e.runs import ENVS, succeeded, train
 
 
@@ -26,3 +27,14 @@ def test_two_steps_on_arithmetic(smollm2: Path, tmp_path: Path) -> None:
     assert max(row["mismatch/max"] for row in run.metrics) <= 1e-3  # 30 layers in float32
     assert run.summary["ledger"]["trained"] == 8
     assert (run.directory / "model" / "config.json").exists()
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("method", "data"), [("sft", "chats"), ("dpo", "pairs"), ("kto", "labelled"), ("reward-model", "helpful")])
+def test_weights_in_4_bits_with_an_adapter_of_dora(method: str, data: str, smollm2: Path, tmp_path: Path) -> None:
+    form = {"lora_rank": 8, "use_dora": True, "load_in_4bit": True}
+    given = {"data": f"examples/tune/{data}.jsonl", "run_dir": tmp_path / "run", "num_steps": 3, "batch_size": 4, "eval_size": 8}
+    result = tune(method, model=str(smollm2), **form, **given)
+    assert result.status == "finished"
+    assert result.summary["eval"]["last"]["loss"] < result.summary["eval"]["first"]["loss"]

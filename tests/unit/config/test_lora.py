@@ -22,6 +22,9 @@ AGENT = ("--agent", "envs/arithmetic.py")
         (("--publish", "adapter"), "--publish", "has no effect without an adapter"),
         (("--lora-rank", "8", "--publish", "adapter", "--ray-address", "auto"), "--publish", "other machines"),
         (("--lora-rank", "513", "--publish", "adapter"), "--lora-rank", "above 512"),
+        (("--use-dora",), "--use-dora", "has no effect without an adapter"),
+        (("--lora-rank", "8", "--use-dora", "--publish", "adapter"), "--use-dora", "vLLM takes none of DoRA"),
+        (("--lora-rank", "8", "--use-dora", "--zero-stage", "3"), "--zero-stage", "DoRA .* measures whole rows"),
     ],
 )
 def test_what_an_adapter_excludes_is_refused(words: tuple[str, ...], field: str, message: str) -> None:

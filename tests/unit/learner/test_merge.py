@@ -25,24 +25,26 @@ def base(folder: Path, kind: type = AutoModelForCausalLM, seed: int = 1) -> Path
     return folder
 
 
-def adapter(folder: Path, of: Path, kind: type = AutoModelForCausalLM, task: TaskType = TaskType.CAUSAL_LM) -> Path:
+def adapter(folder: Path, of: Path, kind: type = AutoModelForCausalLM, task: TaskType = TaskType.CAUSAL_LM, **form: bool) -> Path:
     """An adapter with random weights; that of a classifier has the head too."""
     torch.manual_seed(7)
     head = ["score"] if task is TaskType.SEQ_CLS else None
-    model = get_peft_model(kind.from_pretrained(of), LoraConfig(task_type=task, r=4, target_modules="all-linear", modules_to_save=head))
+    settings = LoraConfig(task_type=task, r=4, target_modules="all-linear", modules_to_save=head, **form)
+    model = get_peft_model(kind.from_pretrained(of), settings)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data.normal_(std=0.2)
+            parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return folder
 
 
+@pytest.mark.parametrize("form", ["", "use_dora", "use_rslora"])
 @pytest.mark.parametrize(
     ("kind", "task"), [(AutoModelForCausalLM, TaskType.CAUSAL_LM), (AutoModelForSequenceClassification, TaskType.SEQ_CLS)]
 )
-def test_a_merged_model_computes_what_peft_computes_with_the_adapter(tmp_path: Path, kind: type, task: TaskType) -> None:
+def test_a_merged_model_computes_what_peft_computes_with_the_adapter(tmp_path: Path, kind: type, task: TaskType, form: str) -> None:
     model = base(tmp_path / "base", kind)
-    saved = adapter(tmp_path / "adapter", model, kind, task)
+    saved = adapter(tmp_path / "adapter", model, kind, task, **({form: True} if form else {}))
     assert main([str(saved), "--output", str(tmp_path / "out")]) == 0
     with torch.no_grad():
         expected = PeftModel.from_pretrained(kind.from_pretrained(model), saved)(IDS).logits
@@ -97,7 +99,6 @@ def test_requests_that_cannot_be_carried_out_say_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"use_dora": True}, "holds an adapter of the kind DoRA"),
         ({"peft_type": "IA3"}, "holds an adapter of the kind IA3"),
         ({"base_model_name_or_path": None}, "is not given, and the adapter does not say"),
     ],

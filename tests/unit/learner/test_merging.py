@@ -15,7 +15,6 @@ from agentrl.learner.merge import merge_into_base
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peft_type": "LORA", "use_dora": True, "base_model_name_or_path": "m"}, "holds an adapter of the kind DoRA"),
         ({"peft_type": "IA3", "base_model_name_or_path": "m"}, "of the kind IA3 for CAUSAL_LM"),
         ({"peft_type": "LORA", "task_type": "QUESTION_ANS", "base_model_name_or_path": "m"}, "of the kind LORA for QUESTION_ANS"),
         ({"peft_type": "LORA"}, "--base = '': is not given"),

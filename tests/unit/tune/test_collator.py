@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.tune.encode import IGNORED
 from agentrl.tune.objectives import count_losses
+from agentrl.tune.row_text import IGNORED
 from agentrl.tune.trainer import Collator
 
 PAD = 99

@@ -8,8 +8,10 @@ from agentrl.assets import tiny_model_path
 from agentrl.core.errors import DataError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.encode import IGNORED, Encoder, Row, fingerprint, pack, render
+from agentrl.tune.encode import Encoder, pack, render
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
+from agentrl.tune.row_table import Row, fingerprint
+from agentrl.tune.row_text import IGNORED
 from agentrl.tune.settings import (
     DpoConfig,
     PairsDataConfig,

@@ -19,12 +19,13 @@ from agentrl.learner.dropout import disable_dropout
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.build import adapter
-from agentrl.tune.encode import Encoder, Row, fingerprint, render
+from agentrl.tune.encode import Encoder, render
 from agentrl.tune.forms import PARSERS, Labelled, Pair, labelled, pair, steps
 from agentrl.tune.methods import METHODS
 from agentrl.tune.objectives import OBJECTIVES, Measured
 from agentrl.tune.prepare import image_reader
 from agentrl.tune.row_images import RowError
+from agentrl.tune.row_table import Row, fingerprint
 from agentrl.tune.settings import DpoConfig, KtoConfig, LabelledDataConfig, ModelConfig, PairsDataConfig, RewardDataConfig, StepsDataConfig
 from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of

@@ -12,11 +12,13 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.env.images import image_text
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.encode import IGNORED, Encoder, fingerprint
+from agentrl.tune.encode import Encoder
 from agentrl.tune.forms import dialogue
 from agentrl.tune.objectives import inputs_of
 from agentrl.tune.prepare import _check_images
 from agentrl.tune.row_images import RowError
+from agentrl.tune.row_table import fingerprint
+from agentrl.tune.row_text import IGNORED
 from agentrl.tune.settings import SftConfig, SftDataConfig, SftMethodConfig
 from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of

@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl.data_utils import extract_prompt, maybe_convert_to_chatml
+from datasets import Dataset
+from trl.data_utils import (
+    extract_prompt,
+    maybe_apply_chat_template,
+    maybe_convert_to_chatml,
+    maybe_extract_prompt,
+    unpair_preference_dataset,
+)
 
 from agentrl.core.errors import DataError
 from agentrl.core.types import Message
+from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.data import Examples, read_examples
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
+from agentrl.tune.prepare import make_tokenizer, prepare
 
 KINDS = {"dialogue": "sft", "pairs": "dpo", "labelled": "kto", "steps": "process-reward-model"}
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -135,6 +144,36 @@ FORMS: list[tuple[str, str, Any, list[Any]]] = [
         [Pair("1+1?", said("2"), said("3"))],
     ),
     (
+        "helpsteer3 preferences",
+        "pairs",
+        {"context": CHAT[:1], "response1": "2", "response2": "3", "overall_preference": -2, "individual_preference": []},
+        [Pair([user("1+1?")], said("2"), said("3"))],
+    ),
+    (
+        "pku-saferlhf",
+        "pairs",
+        {"prompt": "1+1?", "response_0": "3", "response_1": "2", "better_response_id": 1, "safer_response_id": 0},
+        [Pair("1+1?", said("2"), said("3"))],
+    ),
+    ("shp", "pairs", {"history": "1+1?", "human_ref_A": "2", "human_ref_B": "3", "labels": 1}, [Pair("1+1?", said("2"), said("3"))]),
+    ("shp", "pairs", {"history": "1+1?", "human_ref_A": "3", "human_ref_B": "2", "labels": 0}, [Pair("1+1?", said("2"), said("3"))]),
+    (
+        "orca pairs",
+        "pairs",
+        {"system": "Be brief.", "question": "1+1?", "chosen": "2", "rejected": "3"},
+        [Pair([Message(role="system", content="Be brief."), user("1+1?")], said("2"), said("3"))],
+    ),
+    ("dolly", "dialogue", {"instruction": "Add.", "context": "1 and 1", "response": "2"}, [Answer("Add.\n1 and 1", said("2"))]),
+    (
+        "question and response",
+        "dialogue",
+        {"system_prompt": "Be brief.", "question": "1+1?", "response": "2"},
+        [Answer([Message(role="system", content="Be brief."), user("1+1?")], said("2"))],
+    ),
+    ("question and answer", "dialogue", {"question": "1+1?", "answer": "It is #### 2"}, [Answer("1+1?", said("It is #### 2"))]),
+    ("query and response", "dialogue", {"query": "1+1?", "response": "2"}, [Answer("1+1?", said("2"))]),
+    ("problem and solution", "dialogue", {"problem": "1+1?", "solution": "2", "answer": "2"}, [Answer("1+1?", said("2"))]),
+    (
         "hh-rlhf",
         "pairs",
         {"chosen": HH.format("2"), "rejected": HH.format("3")},
@@ -197,6 +236,52 @@ def test_chats_are_read_as_trl_reads_them(tmp_path: Path) -> None:
     (pair,) = read_row(tmp_path, "pairs", {"prompt": "1+1?", "chosen": CHAT, "rejected": WRONG}).parts[0]
     assert isinstance(pair, Pair)
     assert (pair.prompt, [pair.chosen], [pair.rejected]) == (split["prompt"], split["chosen"], split["rejected"])
+
+
+TRL_ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("sft", {"messages": CHAT}),
+    ("sft", {"prompt": CHAT[:1], "completion": CHAT[1:]}),
+    ("sft", {"messages": [*CHAT, {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}),
+    ("dpo", {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": WRONG[1:]}),
+    ("dpo", {"chosen": CHAT, "rejected": WRONG}),
+    ("kto", {"prompt": CHAT[:1], "completion": CHAT[1:], "label": True}),
+]
+
+
+@pytest.mark.parametrize(("command", "row"), TRL_ROWS, ids=[f"{command}: {', '.join(row)}" for command, row in TRL_ROWS])
+def test_rows_have_the_text_of_trls_preparation(command: str, row: dict[str, Any], tmp_path: Path) -> None:
+    """TRL extracts the prompt and renders; what follows are the tokens of its texts."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    config = load_given(METHODS[command], {"data": str(path)})
+    tokenizer = make_tokenizer(config)
+    codec = TextCodec(tokenizer)
+    (found,) = prepare(config, read_examples(config, METHODS[command].form)).parts[0]
+    theirs = maybe_apply_chat_template(maybe_extract_prompt(deepcopy(row)), tokenizer)
+    if command == "sft":
+        assert codec.decode(found["input_ids"]) == theirs.get("text", theirs.get("prompt", "") + theirs.get("completion", ""))
+        return
+    assert codec.decode(found["prompt_ids"]) == theirs["prompt"]
+    for name in {"chosen", "rejected", "completion"} & theirs.keys():
+        assert codec.decode(found[f"{name}_ids"]) == theirs[name]
+
+
+def test_a_pair_counts_as_two_labelled_answers_as_in_trl(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1?", "chosen": "2", "rejected": "3"}]
+    theirs = unpair_preference_dataset(Dataset.from_list(rows))
+    found = read_row(tmp_path, "labelled", *rows).parts[0]
+    assert [(row["prompt"], row["completion"], row["label"]) for row in theirs] == [
+        (each.prompt, each.answer["content"], each.label) for each in found if isinstance(each, Labelled)
+    ]
+
+
+def test_lists_in_parquet_and_tools_beside_a_chat(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    Dataset.from_list([{"messages": CHAT, "tools": json.dumps([TOOL])}]).to_parquet(path)
+    (chat,) = read(path, "dialogue").parts[0]
+    assert isinstance(chat, Chat)
+    assert chat.messages[0]["tools"] == [TOOL]
+    assert [message["content"] for message in chat.messages] == ["1+1?", "2"]
 
 
 def test_columns_that_are_named_are_taken(tmp_path: Path) -> None:

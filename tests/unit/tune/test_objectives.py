@@ -16,9 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from agentrl.learner.models import disable_dropout
 from agentrl.tune import objectives
-from agentrl.tune.encode import IGNORED, Row
 from agentrl.tune.losses import generalized_jsd
 from agentrl.tune.objectives import OBJECTIVES, Measured, count_losses
+from agentrl.tune.row_table import Row
+from agentrl.tune.row_text import IGNORED
 from agentrl.tune.trainer import Collator, MethodTrainer
 
 VOCABULARY, ROWS, PAD = 32, 4, 0

@@ -10,8 +10,10 @@ import pytest
 from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.encode import IGNORED, Encoder, Row
+from agentrl.tune.encode import Encoder
 from agentrl.tune.forms import Chat, Labelled, Pair, dialogue
+from agentrl.tune.row_table import Row
+from agentrl.tune.row_text import IGNORED
 from agentrl.tune.settings import DpoConfig, KtoConfig, SftConfig, SftDataConfig, SftMethodConfig
 from tests.unit.rollout.families import REFUSED, SOURCES, TOOLS, call, family, said
 

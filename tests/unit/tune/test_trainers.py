@@ -15,10 +15,10 @@ from agentrl.assets import tiny_model_path
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.tune.build import arguments, build_trainer
 from agentrl.tune.data import read_examples
-from agentrl.tune.encode import Row
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
 from agentrl.tune.prepare import prepare
+from agentrl.tune.row_table import Row
 from tests.learner_support import write_shifted
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"

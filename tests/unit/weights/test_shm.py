@@ -137,6 +137,6 @@ def test_an_adapter_is_a_directory_of_its_own_each_time_it_is_sent(tmp_path: Pat
     assert [folder.exists() for folder in folders] == [False, False, True, True]
     assert float(load_file(folders[3] / "adapter_model.safetensors")[names[0]][0, 0]) == 3.0
     saved = json.loads((folders[3] / "adapter_config.json").read_text())
-    assert (saved["r"], saved["lora_alpha"], saved["target_modules"]) == (4, 8, ["q_proj", "v_proj"])
+    assert (saved["r"], saved["lora_alpha"], saved["use_rslora"], saved["target_modules"]) == (4, 8, False, ["q_proj", "v_proj"])
     sender.close()
     assert not folders[3].exists()

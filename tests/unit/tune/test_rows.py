@@ -1,0 +1,148 @@
+"""Rows as arrays, their cache, and the tokens of many texts at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.assets import tiny_model_path
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.rollout.text_codec import TextCodec
+from agentrl.tune import encode, prepare, row_cache
+from agentrl.tune.data import read_examples
+from agentrl.tune.encode import Encoder
+from agentrl.tune.forms import Chat
+from agentrl.tune.load import load_given
+from agentrl.tune.methods import METHODS
+from agentrl.tune.row_table import Drawn, RowTable, as_rows, fingerprint
+from agentrl.tune.settings import SftConfig
+
+DATA = Path(__file__).parents[3] / "examples" / "tune"
+OF = {"sft": "chats", "dpo": "pairs", "kto": "labelled", "process-reward-model": "steps", "reward-model": "helpful"}
+NUMBERS: list[dict[str, Any]] = [
+    {"input_ids": [1, 2, 3], "labels": [-100, 1.0, 0.5], "label": True, "margin": 0.25},
+    {"input_ids": [4], "labels": [0.0], "label": False, "margin": 2.0},
+]
+
+
+def test_a_table_gives_its_rows_back_also_from_files(tmp_path: Path) -> None:
+    table = as_rows(NUMBERS)
+    assert isinstance(table, RowTable)
+    table.write(tmp_path / "table")
+    for each in (table, RowTable.read(tmp_path / "table")):
+        assert list(each) == each[:2] == NUMBERS
+        assert each[-1] == NUMBERS[1]
+        assert type(each[0]["label"]) is bool
+        assert {type(token) for token in each[0]["input_ids"]} == {int}
+        with pytest.raises(IndexError):
+            each[2]
+    assert fingerprint(table) == fingerprint(NUMBERS) != fingerprint(NUMBERS[::-1])
+    assert as_rows([{"images": ["a.png"]}]) == ({"images": ["a.png"]},)
+    assert not as_rows([])
+
+
+def test_rows_are_drawn_from_parts_that_follow_each_other() -> None:
+    parts = [as_rows([{"label": number} for number in numbers]) for numbers in ((0, 1, 2), (3, 4))]
+    drawn = Drawn(parts, [4, 0, 3, 0])
+    assert [row["label"] for row in drawn] == [4, 0, 3, 0]
+    assert [row["label"] for row in Drawn(parts[:1], [2, 1])[:2]] == [2, 1]
+
+
+def prepared(command: str = "sft", **settings: Any) -> prepare.Prepared:
+    method = METHODS[command]
+    config = load_given(method, {"data": str(DATA / f"{OF[command]}.jsonl"), "eval_size": 8, **settings})
+    return prepare.prepare(config, read_examples(config, method.form))
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each set of examples that was tokenised."""
+    found: list[str] = []
+    before = Encoder.encode
+
+    def noted(self: Encoder, *given: Any) -> Any:
+        found.append("x")
+        return before(self, *given)
+
+    monkeypatch.setattr(row_cache, "MIN_EXAMPLES", 100)
+    monkeypatch.setattr(Encoder, "encode", noted)
+    return found
+
+
+@pytest.mark.parametrize("command", OF)
+def test_a_second_start_reads_the_rows_of_the_first(command: str, encoded: list[str], tmp_path: Path) -> None:
+    given: dict[str, Any] = {"margin_key": "margin"} if command == "reward-model" else {}
+    first = prepared(command, token_cache=str(tmp_path), **given)
+    assert len(encoded) == 2
+    again = prepared(command, token_cache=str(tmp_path), learning_rate=1e-4, **given)
+    assert len(encoded) == 2
+    plain = prepared(command, token_cache="none", **given)
+    assert len(encoded) == 4
+    for other in (again, plain):
+        assert [list(part) for part in other.parts] == [list(part) for part in first.parts]
+        assert list(other.held_out) == list(first.held_out)
+        assert (other.counts, other.samples, other.ends, other.fingerprint) == (first.counts, first.samples, first.ends, first.fingerprint)
+
+
+def test_rows_are_made_anew_for_other_settings_templates_and_contents(encoded: list[str], tmp_path: Path) -> None:
+    own = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|> ' }}{% endfor %}"
+    template = tmp_path / "own.jinja"
+    template.write_text(own + "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
+    rows = (DATA / "chats.jsonl").read_text().splitlines()
+    data, copy = tmp_path / "rows.jsonl", tmp_path / "copy.jsonl"
+    data.write_text("\n".join([rows[1], *rows[1:]]))
+    copy.write_text("\n".join(rows))
+    changes: list[dict[str, Any]] = [
+        *({}, {"max_length": 64}, {"train_on": "last"}, {"packing": True}, {"system_prompt": "Be brief."}),
+        *({"chat_template": str(template)}, {"eos_token": "<|tool|>"}, {"data": str(data)}, {"seed": 3}),
+    ]
+    for number, change in enumerate(changes, start=1):
+        prepared(token_cache=str(tmp_path / "cache"), **change)
+        assert len(encoded) == 2 * number, change
+    prepared(token_cache=str(tmp_path / "cache"), data=str(copy))
+    assert len(encoded) == 2 * len(changes)
+
+
+def test_broken_rows_are_made_anew_and_old_ones_go(encoded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(token_cache=str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    with next(folder.rglob("0.npy")).open("ab") as file:
+        file.write(b"more")
+    for _ in range(2):
+        prepared(token_cache=str(tmp_path))
+        assert len(encoded) == 4
+    monkeypatch.setattr(row_cache, "KEPT", 2)
+    os.utime(folder, (1, 1))
+    for length in (64, 65):
+        prepared(token_cache=str(tmp_path), max_length=length)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not folder.exists()
+
+
+def test_a_disk_that_cannot_be_written_to_stops_nothing(encoded: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert prepared(token_cache=str(tmp_path / "file" / "below")).parts
+    assert len(encoded) == 2
+
+
+def test_few_rows_are_not_kept_and_the_default_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    prepared()
+    assert not list(tmp_path.iterdir())
+    assert row_cache.folder_of(load_given(METHODS["sft"], {"data": str(DATA / "chats.jsonl")})) == tmp_path / "agentrl" / "rows"
+
+
+def test_tokens_do_not_depend_on_the_examples_that_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = TextCodec(load_tokenizer(str(tiny_model_path())))
+    chats = [Chat(tuple(json.loads(line)["messages"])) for line in (DATA / "chats.jsonl").read_text().splitlines()[:40]]
+    spelled: Any = ({"role": "user", "content": "What is <|end|>?"}, {"role": "assistant", "content": "A <|end|> token.\n"})
+    chats.insert(7, Chat(spelled))
+    alone = [row for chat in chats for row in Encoder(codec, SftConfig()).encode([chat])]
+    assert alone[7]["input_ids"].count(codec.tokenizer.eos_token_id) == 2
+    for size in (1, 3, 512):
+        monkeypatch.setattr(encode, "CHUNK", size)
+        assert Encoder(codec, SftConfig()).encode(chats) == alone
