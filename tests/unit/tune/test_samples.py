@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.core.annotations import unpack
-from agentrl.tune.encode import IGNORED
+from agentrl.tune.row_text import IGNORED
 from agentrl.tune.run import tune
 from agentrl.tune.samples import MAX_TOKENS, chosen_rows, sequence_line, sequences_of, unpacked
 
