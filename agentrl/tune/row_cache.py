@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from agentrl.core.errors import CheckpointError
 from agentrl.core.files import check_directory, commit_directory, temporary_directory
 from agentrl.rollout.template import ChatTemplate
 from agentrl.tune.data import Examples
-from agentrl.tune.forms import Example
+from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.row_table import RowTable
 from agentrl.tune.settings import TuneConfig
 
@@ -137,9 +136,10 @@ def key(config: TuneConfig, examples: Examples, tokenizer: Any) -> str:
 
 
 def _contents(example: Example) -> list[Any]:
-    return [type(example).__name__, *(getattr(example, name) for name in _fields(type(example)))]
+    return [type(example).__name__, *(getattr(example, name) for name in FIELDS[type(example)])]
 
 
-@cache
-def _fields(kind: type[Any]) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.compare]
+FIELDS: dict[type[Any], list[str]] = {
+    kind: [field.name for field in dataclasses.fields(kind) if field.compare] for kind in (Chat, Answer, Text, Pair, Labelled, Steps)
+}
+"""The contents of examples; where they come from is none of them."""
