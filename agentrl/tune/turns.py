@@ -146,7 +146,7 @@ class TurnRenderer:
 
     @cached_property
     def _behind(self) -> tuple[str, str]:
-        """What the template writes behind the last message: with a turn that it opens, and without."""
+        """Text that the template writes behind the last message: with a turn that it opens, and without."""
         opens, closes = (self._render([QUESTION], opens_turn=opens_turn, template=self._marked) for opens_turn in (True, False))
         return opens.partition(END)[2], closes.partition(END)[2]
 
