@@ -14,10 +14,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import agentrl
 from agentrl.core.errors import CheckpointError
 from agentrl.core.files import check_directory, commit_directory, temporary_directory
 from agentrl.rollout.template import ChatTemplate
@@ -125,7 +125,7 @@ def key(config: TuneConfig, examples: Examples, tokenizer: Any) -> str:
     template = ChatTemplate(tokenizer, dataclasses.replace(config.model, thinking="auto"))
     model = {name: getattr(config.model, name) for name in ("chat_template_kwargs", "thinking")}
     today = str(date.today()) if "strftime_now" in template.source else ""
-    words = [agentrl.__version__, data, method, model, template.source, tokenizer.special_tokens_map, today]
+    words = [version("agentrl"), data, method, model, template.source, tokenizer.special_tokens_map, today]
     digest = hashlib.sha256(json.dumps(words, default=str).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for part in (*examples.parts, examples.held_out):
