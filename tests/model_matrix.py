@@ -58,6 +58,16 @@ Kernels for GPUs were not run.
 *vLLM* says whether vLLM {vllm} has the family's class; `agentrl certify --vllm` compares what it computes.
 [Chat templates](chat_templates.md) belong to a tokenizer, not to a family; `agentrl certify DIRECTORY` compares them.
 """
+PICTURES = "images:"
+"""Beginning of the names of families that read images, which are certified with their vision part."""
+READ_IMAGES = ("gemma3", "gemma4", "idefics3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
+IMAGES = """
+## Families that read images
+
+Twins of both parts, on rows with images in prompts and in later turns. [Images](vision.md#which-models) says which of
+these families need torchvision, and which vLLM takes.
+
+"""
 CONFIGURATIONS = """
 ## Configurations of large models
 
@@ -97,11 +107,25 @@ def _configuration(name: str) -> Any:
 
     if name.endswith(".json"):
         return read_config(LARGE / name)
+    if name.startswith(PICTURES):
+        return image_configuration(name.removeprefix(PICTURES))
     config = CONFIG_MAPPING[name]().get_text_config()
     for field, value in config.to_dict().items():
         if isinstance(value, float) and value == 0.0 and any(part in field for part in NOISE):
             setattr(config, field, 0.1)
     return config
+
+
+def image_configuration(name: str) -> Any:
+    """Return the default configuration of a family that reads images, with what its checkpoints have beside it."""
+    from transformers import CONFIG_MAPPING
+
+    own: dict[str, Any] = {}
+    if name.startswith("qwen"):
+        own = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}}}
+    if name == "gemma4":
+        own = {"vision_config": CONFIG_MAPPING["gemma4_vision"](), "text_config": {"use_bidirectional_attention": "vision"}}
+    return CONFIG_MAPPING[name](**own)
 
 
 def _certify(name: str, answers: Any) -> None:
@@ -141,7 +165,8 @@ def page(found: Sequence[dict[str, Any]], missing: int, vllm: Callable[[str], bo
     versions = {name: version(name).partition("+")[0] for name in ("transformers", "torch")}
     lines = [INTRO.format(vllm=engine.__version__.partition("+")[0], **versions)]
     large = [Certificate.from_dict(each) for each in found if each["model"].endswith(".json")]
-    found = [each for each in found if not each["model"].endswith(".json")]
+    pictures = [Certificate.from_dict(each) for each in found if each["model"].startswith(PICTURES) and "error" not in each]
+    found = [each for each in found if not each["model"].endswith(".json") and not each["model"].startswith(PICTURES)]
     known = [Certificate.from_dict(each) for each in found if "error" not in each]
     counts = {verdict: sum(each.verdict is verdict for each in known) for verdict in Verdict}
     total = f"{len(found)} families: {counts[Verdict.EXACT]} exact, {counts[Verdict.WRONG]} with something wrong, "
@@ -149,6 +174,7 @@ def page(found: Sequence[dict[str, Any]], missing: int, vllm: Callable[[str], bo
     lines += [f"{missing} further families have not been certified; `make models` certifies all.", ""] if missing else [""]
     lines += [_heads("family", "verdict", *COLUMNS, "vLLM")]
     lines += [_row(each.model_type, each, "has it" if vllm(each.model) else "no") for each in known]
+    lines += image_lines(pictures)
     lines += [CONFIGURATIONS + _heads("configuration", "verdict", *COLUMNS, "seconds")]
     lines += [_row(Path(each.model).stem, each, f"{each.seconds:.1f}") for each in large]
     wrong = [(each.model_type, comparison) for each in known for comparison in each.wrong]
@@ -159,6 +185,12 @@ def page(found: Sequence[dict[str, Any]], missing: int, vllm: Callable[[str], bo
     reasons = {each.model_type: next(part.reason for part in each.comparisons) for each in known if each.verdict is Verdict.UNTRIED}
     lines += [f"| `{name}` | {_plain(reason)} |" for name, reason in reasons.items()]
     return "\n".join(lines) + "\n"
+
+
+def image_lines(pictures: Sequence[Certificate]) -> list[str]:
+    """Return the lines of the table of families that read images."""
+    heads = IMAGES + _heads("family", "verdict", *COLUMNS, "seconds")
+    return [heads, *(_row(each.model_type, each, f"{each.seconds:.1f}") for each in pictures)] if pictures else []
 
 
 def _heads(*columns: str) -> str:
@@ -194,7 +226,7 @@ def main(names: Sequence[str]) -> None:
     import agentrl.certify.run  # noqa: F401 - once for all processes
 
     kept = {} if not names or not FOUND.is_file() else {each["model"]: each for each in json.loads(FOUND.read_text(encoding="utf-8"))}
-    for name in names or [*families(), *sorted(file.name for file in LARGE.glob("*.json"))]:
+    for name in names or [*families(), *(PICTURES + name for name in READ_IMAGES), *sorted(file.name for file in LARGE.glob("*.json"))]:
         kept[name] = certified(name)
         sys.stdout.write(f"{name}: {kept[name].get('verdict', kept[name].get('error'))}\n")
         sys.stdout.flush()

@@ -14,11 +14,14 @@ from agentrl.certify.results import Comparison, Verdict
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
+from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.errors import ConfigError
+from agentrl.core.images import PlacedImage
+from agentrl.core.language_models import language_model
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import MODULES
 from agentrl.learner.batch import Batch
-from agentrl.learner.head import token_scores
+from agentrl.learner.head import token_scores, without_tokens
 from agentrl.learner.kernels import MODEL_FAULTS, fit_kernel
 from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
@@ -26,6 +29,7 @@ from agentrl.learner.models import PolicyModel, check_output, load_model
 from agentrl.learner.probes import PROBE_WIDTH
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles, share_prefixes
+from agentrl.weights.twin_images import own_arguments
 
 LOGPROB = 2e-4
 """Difference of log-probabilities, in nats, that passes for rounding in float32; measured are 1e-6 to 2e-5."""
@@ -50,10 +54,8 @@ class Scores:
 
 def reference_model(twin: str) -> Any:
     """Return the model of a directory as transformers loads it, for passes with its own attention and without dropout."""
-    from transformers import AutoModelForCausalLM
-
     with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32, attn_implementation="eager").eval()
+        return language_model(twin).from_pretrained(twin, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def reference_scores(model: Any, batch: Batch, *, gradients: bool = True) -> Scores:
@@ -64,17 +66,18 @@ def reference_scores(model: Any, batch: Batch, *, gradients: bool = True) -> Sco
     weights = _weights(bounds[-1])
     for row, begin, end in zip(batch.rows, bounds, bounds[1:], strict=False):
         with torch.set_grad_enabled(gradients):
-            logprobs = row_scores(model, row.tokens.tolist(), torch.tensor(row.action_positions.tolist()))
+            logprobs = row_scores(model, row.tokens.tolist(), torch.tensor(row.action_positions.tolist()), row.images)
             if gradients:
                 torch.autograd.backward((logprobs * weights[begin:end]).sum())
         parts.append(logprobs.detach())
     return Scores(torch.cat(parts), _gradients(model) if gradients else {})
 
 
-def row_scores(model: Any, tokens: list[int], places: Tensor) -> Tensor:
+def row_scores(model: Any, tokens: list[int], places: Tensor, images: Sequence[PlacedImage] = ()) -> Tensor:
     """Return the log-probabilities of the tokens of a row at some places, by the model's own logits. # [a]."""
     ids = torch.tensor(tokens)[None]
-    logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
+    logits = model(input_ids=ids, use_cache=False, **own_arguments(model.config, ids, images)).logits[0, places - 1]
+    logits = without_tokens(logits, placeholder_ids(model.config))
     return token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
 
 
@@ -134,7 +137,7 @@ class Learned:
     """A twin as a learner on one rank loads it, with the kernel that a run would end up with; `shares` if its rows may share prompts."""
 
     def __init__(self, twin: str, kernel: str, lora: LoraConfig | None = None) -> None:
-        config = LearnerConfig(attn_implementation=kernel)  # type: ignore[arg-type]
+        config = LearnerConfig(attn_implementation=kernel, train_vision=True)  # type: ignore[arg-type]
         self.settings = LearnerSettings(
             model=twin, learner=config, algo=AlgoConfig(), lora=lora or LoraConfig(), num_steps=1, max_new_tokens=16, device="cpu"
         )

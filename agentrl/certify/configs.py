@@ -8,11 +8,13 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import quiet_transformers
-from agentrl.weights.twin import model_class
+from agentrl.weights.twin import model_class, twin_reads_images
 
 
 def read_config(model: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return transformers' configuration of the text part of a model, from a directory or a ``config.json`` alone.
+    """Return transformers' configuration of a model, from a directory or a ``config.json`` alone.
+
+    It is that of the text part of a model with a vision part of which no twin can be built.
 
     Raises:
         ConfigError: If there is none, or transformers has no causal language model of this type.
@@ -30,6 +32,8 @@ def read_config(model: Path, *, trust_remote_code: bool = False) -> Any:
     except (ValueError, KeyError, TypeError, OSError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError("MODEL", str(model), f"its configuration cannot be read: {reason}", remedy) from error
+    if twin_reads_images(config):
+        return config
     text = config.get_text_config()
     model_class(text, name=str(settings.get("model_type", "")))
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from agentrl.certify.results import Comparison, Verdict
 from agentrl.config.engine import EngineConfig
 from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import AgentRLError
+from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.learner.batch import Batch
 
+Images: TypeAlias = tuple[PlacedImage, ...]
 TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05
 DEADLINE_S = {"transformers": 45.0, "vllm": 180.0}
 """Seconds that an engine has to load and to sample; importing vLLM on a busy machine takes the most of it."""
@@ -34,10 +36,10 @@ def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -
     except (*FAULTS, AgentRLError) as error:
         return untried("engine", name, error)
     differences: list[Tensor] = []
-    for prompt, generation in sampled:
+    for prompt, placed, generation in sampled:
         tokens = [*prompt, *generation.token_ids.tolist()]
         with torch.no_grad():
-            expected = row_scores(model, tokens, torch.arange(len(prompt), len(tokens)))
+            expected = row_scores(model, tokens, torch.arange(len(prompt), len(tokens)), placed)
         differences.append(torch.tensor(generation.logprobs.tolist()) - expected)
     worst = float(torch.cat(differences).abs().max())
     if worst <= LOGPROB:
@@ -58,18 +60,20 @@ def _factory(vllm: bool) -> Callable[[EngineSettings], Any]:
     return TransformersEngine
 
 
-async def _sample(twin: str, batch: Batch, factory: Callable[[EngineSettings], Any]) -> list[tuple[list[int], Generation]]:
+async def _sample(twin: str, batch: Batch, factory: Callable[[EngineSettings], Any]) -> list[tuple[list[int], Images, Generation]]:
     config = EngineConfig(max_model_len=CONTEXT, max_num_seqs=SEQUENCES, kv_cache_gib=CACHE_GIB)
     engine: Engine = factory(EngineSettings(model=ModelConfig(model=twin), engine=config, stop_strings=False))
-    prompts = list({tuple(row.turns[0].prompt_ids.tolist()) for row in batch.rows})
-    prompts += [tuple(row.tokens.tolist()) for row in batch.rows[-1:]]
+    prompts = {tuple(row.turns[0].prompt_ids.tolist()): row.turns[0].images for row in batch.rows}
+    prompts |= {tuple(row.tokens.tolist()): row.images for row in batch.rows[-1:]}
     try:
         await engine.start()
         requests = [
-            GenerationRequest(request_id=str(number), prompt_ids=ints(prompt), sampling=Sampling(max_tokens=TOKENS, seed=number))
-            for number, prompt in enumerate(prompts)
+            GenerationRequest(
+                request_id=str(number), prompt_ids=ints(list(prompt)), sampling=Sampling(max_tokens=TOKENS, seed=number), placed=placed
+            )
+            for number, (prompt, placed) in enumerate(prompts.items())
         ]
         answers = await asyncio.gather(*(engine.generate(request) for request in requests))
     finally:
         await engine.close()
-    return [(list(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    return [(list(prompt), placed, answer) for (prompt, placed), answer in zip(prompts.items(), answers, strict=True)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from agentrl.core.images import ImageInput
 from agentrl.learner.batch import Batch
 from agentrl.learner.probes import batch_of, branching
 from agentrl.weights.twin_sizes import VOCABULARY
@@ -12,11 +15,11 @@ LENGTHS = ((9, (4, 30, 12)), (37, (9, 41, 20)))
 """Tokens of the prompt of each group, and of the answers of its members."""
 
 
-def trial_batch(seed: int = 0) -> Batch:
-    """Return a batch of random tokens, the same for the same seed; answers of a group begin alike."""
+def trial_batch(seed: int = 0, images: Sequence[ImageInput] = ()) -> Batch:
+    """Return a batch of random tokens, the same for the same seed; answers of a group begin alike. `images` are as in `batch_of`."""
     rng = np.random.default_rng(seed)
 
     def draw(count: int) -> np.ndarray:
         return rng.integers(3, VOCABULARY - 8, count)
 
-    return batch_of([(draw(prompt), branching([draw(answer) for answer in answers])) for prompt, answers in LENGTHS])
+    return batch_of([(draw(prompt), branching([draw(answer) for answer in answers])) for prompt, answers in LENGTHS], images)

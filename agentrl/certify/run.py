@@ -12,9 +12,11 @@ from agentrl.certify.compare import compare_adapter, compare_kernel, reference_m
 from agentrl.certify.engines import compare_engine
 from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.certify.rows import trial_batch
+from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import KERNELS
 from agentrl.weights.twin import build_twin, parameters_of, twin_config
+from agentrl.weights.twin_images import drawn_images
 from agentrl.weights.twin_sizes import VLLM_HEAD
 
 SEEDS = (0, 1)
@@ -27,7 +29,7 @@ def certify(model: str, config: Any, *, vllm: bool = False, only: Sequence[str] 
 
     Args:
         model: Name of the model, for the certificate.
-        config: Configuration of its text part.
+        config: Its configuration, or that of its text part, which is certified alone then.
         vllm: Try vLLM too.
         only: Kernels of the learner to try, and nothing else; empty for everything.
 
@@ -54,11 +56,12 @@ def _compared(twin: Any, seed: int, only: Sequence[str], *, vllm: bool) -> tuple
     model = build_twin(twin, seed=seed)
     with tempfile.TemporaryDirectory(prefix="agentrl-certify-") as folder, quiet_transformers():
         model.save_pretrained(folder)
-        return list(_comparisons(folder, seed, only, vllm=vllm)), parameters_of(model), int(twin.num_hidden_layers)
+        return list(_comparisons(folder, seed, only, vllm=vllm)), parameters_of(model), int(twin.get_text_config().num_hidden_layers)
 
 
 def _comparisons(folder: str, seed: int, only: Sequence[str], *, vllm: bool) -> Iterator[Comparison]:
-    batch, reference = trial_batch(seed), reference_model(folder)
+    reference = reference_model(folder)
+    batch = trial_batch(seed, drawn_images(reference) if placeholder_ids(reference.config) else ())
     expected = reference_scores(reference, batch)
     for kernel in only or KERNELS:
         yield from compare_kernel(folder, kernel, batch, expected)

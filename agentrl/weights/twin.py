@@ -37,9 +37,10 @@ def model_class(config: Any, *, name: str = "") -> Any:
     Raises:
         ConfigError: If transformers has none.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    found = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    kinds = (AutoModelForCausalLM, *((AutoModelForImageTextToText,) if placeholder_ids(config) else ()))
+    found = next((kind._model_mapping[type(config)] for kind in kinds if type(config) in kind._model_mapping), None)
     if found is None:
         kind = name or config.model_type
         raise ConfigError("MODEL", kind, "is no type of causal language models of transformers", "Models of this type cannot be tried.")
@@ -47,10 +48,9 @@ def model_class(config: Any, *, name: str = "") -> Any:
 
 
 def twin_config(config: Any, *, head: int = 0) -> Any:
-    """Return the configuration of the twin of a model with the configuration `config`, which is that of a text model.
-
-    With `head` its heads have this size.
-    """
+    """Return the configuration of the twin of a model with the configuration `config`; with `head` its heads have this size."""
+    if placeholder_ids(config):
+        return vision_twin_config(config, twin_config(config.get_text_config(), head=head))
     real = {name: value for name, value in config.to_dict().items() if is_kept(name)}
     sizes = Sizes(real, config.attribute_map, head)
     layers = {sizes.own(name): value for name, value in layer_fields(real, sizes.layers).items()}
@@ -72,7 +72,7 @@ def twin_of(model: nn.Module) -> Any:
     config: Any = model.config
     with suppress(Exception):  # code of any model's author: a vision part that is not known here
         if placeholder_ids(config):
-            made = _frozen(vision_twin_config(config, twin_config(config.get_text_config())), type(model))
+            made = _frozen(twin_config(config), type(model))
             drawn_images(made)
             return made
     text = config.get_text_config()
@@ -80,6 +80,18 @@ def twin_of(model: nn.Module) -> Any:
         return _frozen(twin_config(text), type(model) if text.model_type == config.model_type else model_class(text))
     except Exception:  # code of any model's author: a configuration in other words, or sizes that do not go together
         return None
+
+
+def twin_reads_images(config: Any) -> bool:
+    """Return True if a twin that reads images can be built of a model with this configuration."""
+    if not placeholder_ids(config):
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]):
+            drawn_images(build_twin(twin_config(config)))
+    except Exception:  # code of any model's author: a vision part that is not known here
+        return False
+    return True
 
 
 def _frozen(config: Any, kind: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config.model_shape import mutual_layers, placeholder_ids
-from agentrl.core.images import ImageInput, ImageTensor
+from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, joined_tensors
 from agentrl.core.language_models import rope_index
 from agentrl.core.types import ints
 from agentrl.weights.twin_sizes import VOCABULARY, is_kept
@@ -159,3 +159,19 @@ def _pixels(config: Any, sides: tuple[int, int], generator: torch.Generator) -> 
         seen = torch.ones(1, 1, side, side, dtype=torch.int64)
         return _Pixels({"pixel_values": noise(1, 1, 3, side, side), "pixel_attention_mask": seen}, axis=1)
     return _Pixels({"pixel_values": noise(1, 3, side, side)})
+
+
+def own_arguments(config: Any, tokens: Tensor, placed: Sequence[PlacedImage]) -> dict[str, Any]:
+    """Return what a model itself takes of a prompt with images # [1, L].
+
+    That are their tensors, and marks of their tokens, from which it finds positions and masks.
+    """
+    if not placed:
+        return {}
+    arguments: dict[str, Any] = {name: torch.from_numpy(array) for name, array in joined_tensors([each.image for each in placed]).items()}
+    marks = (tokens == placeholder_ids(config)[0]).int()
+    if mutual_layers(config):
+        arguments[MARKS[config.model_type]] = marks
+    elif placed[0].image.positions is not None:
+        arguments["mm_token_type_ids"] = marks
+    return arguments

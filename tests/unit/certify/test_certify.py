@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,19 +25,21 @@ from agentrl.certify.run import certify
 from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import ConfigError
 from agentrl.engine import batcher
-from agentrl.learner import attention, kernels, lora, models
+from agentrl.learner import attention, kernels, layout, lora, models
 from agentrl.learner.lora import add_adapter
 from agentrl.weights.twin import build_twin, twin_config
+from tests.model_matrix import READ_IMAGES, image_configuration
 
 CONFIGS = Path(__file__).parents[2] / "model_configs"
 VARLEN: Callable[..., Tensor] = attention._varlen
 BATCHER: Any = batcher
 RUN: Any = run
+LAYOUT: Any = layout
 EXACT, WRONG = Verdict.EXACT, Verdict.WRONG
 EVERYTHING = {"eager, padded": EXACT, "sdpa, padded": EXACT, "varlen, packed": EXACT}
 MODELS: Mapping[str, Mapping[str, Verdict]] = {
     "deepseek-v3": EVERYTHING | {"varlen, prefix trees": EXACT, "transformers": EXACT},
-    "gemma-3-27b": EVERYTHING | {"LoRA and its merge": EXACT, "transformers": EXACT},
+    "gemma-3-27b": {"eager, padded": EXACT, "sdpa, padded": EXACT, "LoRA and its merge": EXACT, "transformers": EXACT},
     "glm-4.5": EVERYTHING | {"varlen, prefix trees": EXACT, "transformers": EXACT},
     "qwen3-235b-a22b": EVERYTHING | {"varlen, prefix trees": EXACT, "transformers": EXACT},
     "gpt-oss-120b": {"eager, padded": EXACT},
@@ -57,6 +60,25 @@ def test_large_models_are_certified_within_a_minute(name: str) -> None:
     assert {part: found[part] for part in MODELS[name]} == dict(MODELS[name])
     assert certificate.seconds < SECONDS
     assert all(comparison.gradient is None for comparison in certificate.comparisons if comparison.part == "adapter")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "qwen2_5_vl" else pytest.mark.slow) for kind in READ_IMAGES])
+def test_families_that_read_images_are_exact(kind: str) -> None:
+    certificate = certify(kind, image_configuration(kind))
+    assert certificate.verdict is EXACT, certificate.wrong
+    packs = not kind.startswith("gemma")
+    names = {"eager, padded", "sdpa, padded", "transformers", *(("varlen, packed", "varlen, prefix trees") if packs else ())}
+    assert {name: found for name, found in verdicts(certificate).items() if name in names} == dict.fromkeys(names, EXACT)
+
+
+def test_positions_of_images_that_are_those_of_text_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LAYOUT, "positions_of", lambda count, placed, axes: np.tile(np.arange(count), (axes, 1)))
+    found = certify("qwen2_5_vl", image_configuration("qwen2_5_vl"), only=("sdpa",))
+    assert found.verdict is Verdict.WRONG
+
+
+def test_the_configuration_of_a_model_that_reads_images_is_read_whole(vision_model: str) -> None:
+    assert read_config(Path(vision_model)).model_type == "idefics3"
 
 
 @pytest.mark.parametrize(
