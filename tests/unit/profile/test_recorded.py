@@ -105,13 +105,13 @@ def test_engines_for_evaluations_are_told_with_their_use_and_disturb_no_step() -
     figures = {"eval/tasks": 8.0, "eval/seconds": 10.0, "eval/engines": 2.0}
     for row, step in ((6, 4), (8, 8), (12, 12)):
         run.steps[row - 1].update({**figures, "eval/step": float(step)})  # type: ignore[attr-defined]
-    for row, wait_s in ((5, 0.0), (7, 1e-6), (9, 1000.0)):
+    for row, wait_s in ((5, 0.1), (7, 1e-6), (9, 1000.0)):
         run.steps[row - 1].update({"eval/wait_s": wait_s})  # type: ignore[attr-defined]
     found = recorded(run)
     assert [row["step"] for row in found.rows] == [2, 3, 4, 5, 6, 7, 8, 10, 11, 12]
     shares = time_shares(found)["evaluation"]
     used = 30.0 / run.steps[-1]["time_s"]
-    assert shares == {"count": 2.0, "seconds": 10.0, "wait_s": pytest.approx(500.0, abs=1e-3), "engines": 2.0, "used": pytest.approx(used)}
+    assert shares == {"count": 2.0, "seconds": 10.0, "wait_s": pytest.approx(500.05, abs=1e-3), "engines": 2.0, "used": pytest.approx(used)}
     assert dict(_evaluations(shares))["evaluations"].endswith(f"2 between steps; 2 engines of their own, used for {used:.0%} of the time")
 
 
