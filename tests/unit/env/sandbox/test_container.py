@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -270,9 +271,10 @@ def test_a_hash_is_of_content_rights_and_links(tmp_path: Path) -> None:
 
 def test_the_end_of_a_call_is_seen_under_uvloop_although_what_it_started_goes_on(tmp_path: Path) -> None:
     uvloop = pytest.importorskip("uvloop")
-    (tmp_path / "engine").write_text("sleep 20 & echo told; echo why >&2; exit 3")
+    (tmp_path / "engine").write_text(f"sleep 20 & echo $! > {tmp_path}/pid; echo told; echo why >&2; exit 3")
     begin = time.monotonic()
     answer = uvloop.run(Engine(("sh",)).call(str(tmp_path / "engine")))
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert time.monotonic() - begin < 15
     assert (answer.code, answer.text, answer.error) == (3, "told", "why\n")
 
