@@ -115,6 +115,7 @@ def test_what_an_environment_may_be(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.linux
 def test_what_cannot_be_sent_is_named_before_anything_starts(tmp_path: Path) -> None:
     code = f"""
 import threading, agentrl

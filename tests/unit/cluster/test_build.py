@@ -43,6 +43,7 @@ def test_weights_go_through_a_shared_folder_if_asked(tmp_path: Path) -> None:
     assert not list((tmp_path / "weights").iterdir())
 
 
+@pytest.mark.vllm
 @pytest.mark.usefixtures("gpus")
 def test_with_gpus_nccl_unless_colocated() -> None:
     apart = build._sender(CONFIG, 0, build.device(), "127.0.0.1")

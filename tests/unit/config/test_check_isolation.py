@@ -32,6 +32,7 @@ def test_defaults_agree_and_reach_the_processes() -> None:
     assert len(dataclasses.fields(ProcessLimits)) == len(dataclasses.fields(IsolationConfig)) - 1
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(("name", "value"), [("env_memory_mib", 5), ("env_pass", ("HOME",)), ("env_reuse", 3)])
 def test_a_limit_without_isolation_is_refused(name: str, value: object) -> None:
     check(env_isolation="process", **{name: value})
@@ -40,6 +41,7 @@ def test_a_limit_without_isolation_is_refused(name: str, value: object) -> None:
     assert caught.value.field == f"--{name.replace('_', '-')}"
 
 
+@pytest.mark.linux
 def test_a_value_in_place_of_a_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="names only"):
         check(env_isolation="process", env_pass=("KEY=value",))

@@ -77,6 +77,7 @@ def test_settings_that_have_nothing_to_act_on_are_refused(flags: list[str], mess
         load_config([*AGENT, *flags])
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("flags", "gpus", "message"),
     [
@@ -93,6 +94,7 @@ def test_weights_take_a_path_that_is_there(flags: list[str], gpus: int, message:
         load_config([*AGENT, *flags])
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -111,6 +113,7 @@ def test_shared_gpus_are_divided(flags: list[str], message: str, monkeypatch: py
         load_config([*AGENT, "--colocate", "--num-engines", "2", "--num-learners", "2", *flags])
 
 
+@pytest.mark.vllm
 def test_shared_gpus_with_wide_engines_or_without_turns_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 8)
     wide = load_config([*AGENT, "--colocate", "--num-engines", "2", "--tensor-parallel-size", "2", "--num-learners", "4"])

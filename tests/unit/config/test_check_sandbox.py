@@ -57,6 +57,7 @@ def test_a_path_is_absolute_and_needs_a_wall() -> None:
         check("env.py", sandbox="none", sandbox_read=("/opt/tools",))
 
 
+@pytest.mark.linux
 def test_an_endpoint_with_a_certificate_is_not_given_behind_a_wall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     for values in ({"endpoint_certificate": "cert.pem"}, {"endpoint_url": "https://trainer:{port}"}):

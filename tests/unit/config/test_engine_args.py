@@ -31,6 +31,7 @@ def test_values_are_json_or_text_and_a_name_alone_is_true() -> None:
     check_engine_args(words)
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -46,6 +47,7 @@ def test_what_vllm_or_training_refuses_is_refused_by_name(word: str, message: st
         load_config(["--agent", "module:Name", "--engine-args", word])
 
 
+@pytest.mark.vllm
 def test_pipeline_stages_count_as_gpus_of_an_engine() -> None:
     config = load_config(["--agent", "module:Name", "--tensor-parallel-size", "4", "--engine-args", "pipeline_parallel_size=2"])
     assert config.engine.gpus_per_engine == 8
@@ -58,6 +60,7 @@ def test_without_vllm_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> No
         check_engine_args(["logprobs_mode=raw_logprobs"])
 
 
+@pytest.mark.vllm
 def test_the_list_is_read_without_importing_vllm() -> None:
     code = "import sys; from agentrl.config.engine_args import _known; assert len(_known()) > 100; assert 'vllm' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

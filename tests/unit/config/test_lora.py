@@ -10,6 +10,7 @@ from agentrl.core.errors import ConfigError
 AGENT = ("--agent", "envs/arithmetic.py")
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("words", "field", "message"),
     [

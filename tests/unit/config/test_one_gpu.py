@@ -41,6 +41,7 @@ def test_an_engine_and_a_rank_with_one_gpu_share_it(
     assert (config.weights.colocate, config.weights.sleeps) == (shared, turns)
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(("flags", "gpus", "needed"), [(["--num-engines", "2"], 2, 3), (["--tensor-parallel-size", "2"], 1, 3)])
 def test_too_few_gpus_are_told_before_anything_starts(flags: list[str], gpus: int, needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpus)

@@ -25,6 +25,7 @@ def test_auto_dtype_follows_the_device(device: str, dtype: str, resolved: str) -
     assert settings(device, engine_dtype=dtype).dtype == resolved
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(("device", "colocate", "transport"), [("cpu", True, "shm"), ("cuda", True, "ipc"), ("cuda", False, "nccl")])
 def test_the_path_of_weights_follows_device_and_placement(device: str, colocate: bool, transport: str) -> None:
     assert settings(device, colocate=colocate).transport == transport

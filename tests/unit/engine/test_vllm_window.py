@@ -81,6 +81,7 @@ def lacking(read: Read, names: tuple[Used, ...]) -> Iterator[str]:
             yield f"{used.module}.{used.name}"
 
 
+@pytest.mark.vllm
 def test_the_installed_vllm_has_every_name() -> None:
     check_vllm()
     assert stamps_tokens()
@@ -97,6 +98,7 @@ def test_every_name_of_vllm_that_is_imported_is_listed() -> None:
                 assert names <= listed, f"{path.name} imports names that agentrl/engine/vllm_window.py does not list"
 
 
+@pytest.mark.vllm
 def test_another_vllm_is_one_error_with_the_names_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     other = (Used("vllm.v1.engine.core", "EngineCore.post_step", ("model_executed", "mood")), Used("vllm.nowhere", "Thing"))
     monkeypatch.setattr(vllm_window, "USED", (*other, *USED))
@@ -107,6 +109,7 @@ def test_another_vllm_is_one_error_with_the_names_that_it_lacks(monkeypatch: pyt
     assert not stamps_tokens()
 
 
+@pytest.mark.vllm
 def test_names_beyond_three_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     other = tuple(Used("vllm.v1.engine.core", f"EngineCore.mood_{number}") for number in range(5))
     monkeypatch.setattr(vllm_window, "USED", other)

@@ -27,6 +27,7 @@ def run_of(folder: Path, *models: str, **settings: Any) -> Path:
     return folder
 
 
+@pytest.mark.linux
 def test_flags_of_episodes_engines_and_figures_are_those_of_training() -> None:
     config = load_eval(
         [*AGENT, "--max-new-tokens", "9", "--top-p", "0.5", "--eval-by", "level", "--kv-cache-gib", "1", "--env-isolation", "process"]

@@ -106,6 +106,7 @@ def test_what_is_given_of_the_division_is_kept(given: dict[str, object], gpus: i
     assert (config.engine.num_engines, config.learner.num_learners) == division
 
 
+@pytest.mark.vllm
 def test_ranks_follow_from_engines_that_share_their_gpus() -> None:
     flags = ["--agent", "envs/arithmetic.py", "--ray-address", "auto", "--colocate", "--tensor-parallel-size", "2", "--num-engines", "3"]
     assert load_config(flags).learner.num_learners == 6

@@ -11,6 +11,7 @@ from agentrl.core.errors import WeightSyncError
 from agentrl.weights.channels import connect_nccl
 
 
+@pytest.mark.vllm
 def test_nccl_without_its_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's communicator then has `disabled` set, and broadcasts nothing without an error."""
     from vllm.distributed.utils import create_tcp_store

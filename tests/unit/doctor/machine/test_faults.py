@@ -122,6 +122,7 @@ def examined(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, An
     return code, json.loads(capsys.readouterr().out)["findings"]
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(("plant", "name", "found", "remedy"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_fault_is_wrong_and_has_a_remedy(
     *args: Any, plant: Plant, name: str, found: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

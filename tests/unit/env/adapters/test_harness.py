@@ -100,6 +100,7 @@ def test_what_cannot_be_started_is_refused(spec: str, problem: str, remedy: str,
     assert remedy in caught.value.remedy
 
 
+@pytest.mark.linux
 def test_reward_is_a_flag_of_programs(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     (tmp_path / "r.py").write_text("def reward(completion):\n    return 1.0\n")

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+pytestmark = pytest.mark.linux  # orphans are adopted on Linux only
 
 COMMAND = """
 import os, signal, subprocess, sys, time

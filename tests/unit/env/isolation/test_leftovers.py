@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 
@@ -12,7 +11,7 @@ import pytest
 from agentrl.env.isolation import system
 from agentrl.env.isolation.leftovers import Leftovers, command_line, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+pytestmark = pytest.mark.linux  # processes are looked up in /proc
 
 SLEEP = ("sleep", "3600")
 DAEMON = ("sh", "-c", "setsid sleep 3599 > /dev/null 2>&1 &")

@@ -96,6 +96,7 @@ ENVS = [*sorted(str(path) for path in (ROOT / "envs").glob("*.py")), "gym:Frozen
 OPENRLHF = [str(ROOT / "tests/openrlhf_files" / name) for name in ("feedback.py", "extra_logs.py", "reward_func.py", "sampling.py")]
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("spec", [*ENVS, *OPENRLHF], ids=lambda spec: Path(spec).name)
 async def test_ready_made_environments_play_alike(spec: str) -> None:
     await compare(load_agent(spec))

@@ -282,6 +282,7 @@ def test_folders_take_the_place_of_links(tmp_path: Path) -> None:
     assert list(outside.rglob("*")) == [outside / "deep"]
 
 
+@pytest.mark.linux
 async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     local.check_local.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
