@@ -15,6 +15,7 @@ from tests.reference import default_text, main, render, values
 DOCS = Path(__file__).parents[3] / "docs"
 
 
+@pytest.mark.vllm
 def test_the_pages_in_the_repository_are_up_to_date(capsys):
     assert main(["--check", "--docs", str(DOCS)]) == 0, capsys.readouterr().err
 

@@ -44,6 +44,7 @@ def test_every_recipe_is_tested() -> None:
     assert {path.stem for path in (ROOT / "examples" / "recipes").glob("*.toml")} == set(RECIPES)
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_fits_its_gpus_and_passes_a_dry_run(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -123,7 +123,7 @@ def test_a_run_that_a_callback_stops_is_saved_and_goes_on(tmp_path: Path, stalen
     result = run(tmp_path, first, staleness=staleness)
     assert (result.stopped, result.stop_reason, first.ended) == (True, "StopsAfterTwo: two are enough", "interrupted")
     assert result.ended == f"stopped after {result.steps} of 6 steps by StopsAfterTwo: two are enough"
-    assert result.steps in ((2,) if staleness == 0 else (2, 3))  # the step under way is finished
+    assert result.steps in ((2,) if staleness == 0 else (2, 3, 4))  # steps of milliseconds may end before the callback was heard
     assert first.steps == list(range(1, result.steps + 1))
     assert first.checkpoints == [(result.steps, True)]
     saved = latest_checkpoint(tmp_path)

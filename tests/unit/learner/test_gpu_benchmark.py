@@ -36,6 +36,7 @@ def lines(found: dict[str, list[Found]]) -> list[Found]:
     return [line for part in found.values() for line in part]
 
 
+@pytest.mark.linux
 @pytest.mark.filterwarnings("ignore")
 def test_every_part_runs_and_has_a_table_on_the_page() -> None:
     before = torch.distributed.is_initialized()  # by another test of this process

@@ -25,6 +25,7 @@ LEFT_OUT = {
     "xgrammar": {"triton"},
 }
 """Package -> what it asks for and gets along without, in what is used of it here."""
+VLLM, WITH_VLLM = (pytest.param(names, marks=pytest.mark.vllm) for names in (("vllm",), ("dev", "compiled", "vllm")))
 ENTRY = re.compile(r"[\w.-]+==\S+( ; (sys_platform == \"linux\"|python_version < \"3.1\d\"))?( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 
@@ -49,6 +50,7 @@ def test_every_installation_from_an_index_asks_for_hashes() -> None:
     )
 
 
+@pytest.mark.vllm
 def test_what_is_installed_is_what_is_pinned() -> None:
     pins = dict(
         re.findall(
@@ -59,7 +61,7 @@ def test_what_is_installed_is_what_is_pinned() -> None:
     assert {name: version(name) for name in pins} == pins
 
 
-@pytest.mark.parametrize("more", [(), ("vllm",), ("dev", "compiled"), ("dev", "compiled", "vllm")], ids="-".join)
+@pytest.mark.parametrize("more", [(), VLLM, ("dev", "compiled"), WITH_VLLM], ids="-".join)
 def test_whatever_a_pinned_package_asks_for_is_pinned_or_left_out_by_name(more: tuple[str, ...]) -> None:
     names = ("build", "torch", "cpu", *more)
     text = "".join((ROOT / f"requirements/{name}.txt").read_text() for name in names)
