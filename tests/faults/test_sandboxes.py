@@ -79,6 +79,7 @@ CASES = [
     pytest.param("local", "running", "local", "trainer", marks=needs_sandbox),
     *(("container", phase, "local", "trainer") for phase in ("building", *PHASES)),
     ("container", "running", "local", "command"),
+    *(("container", "running", "ray", victim) for victim in ("command", "trainer")),
 ]
 
 

@@ -1,8 +1,8 @@
 """Removal of containers by their label, in this process or after its end.
 
 Run as ``python -I -S reaper.py OWNER PROGRAM...`` with standard input at a pipe, it waits until that closes. Unless the owner has said
-there that nothing is left, the owner has ended, however it ended; then its containers and its folder are removed. It is run beside a busy
-process, and therefore needs nothing but the standard library.
+there that nothing is left, the owner has ended, however it ended; then its containers and its folder are removed. It holds its standard
+output open until it ends. It is run beside a busy process, and therefore needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -83,4 +83,6 @@ def main(owner: str, program: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if os.fork():  # so that it is no child of the owner: a worker of Ray ends its children when it is lost
+        os._exit(0)
     main(sys.argv[1], sys.argv[2:])

@@ -21,9 +21,9 @@ def begin_watch(engine: Engine) -> None:
     with _lock:
         if _process is None or _process[0] != os.getpid():
             words = [sys.executable, "-I", "-S", reaper.__file__, owner_label(), *engine.program]
-            quiet = subprocess.DEVNULL
+            pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
             _users = 0
-            _process = os.getpid(), subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+            _process = os.getpid(), subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=quiet, start_new_session=True)
         _users += 1
 
 
@@ -33,5 +33,5 @@ def end_watch() -> None:
     with _lock:
         _users -= 1
         if not _users and _process is not None:
-            _process[1].communicate(reaper.DONE)
+            _process[1].communicate(reaper.DONE)  # until it closes its output: the process that was started is its parent, and gone
             _process = None
