@@ -7,15 +7,12 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.core.errors import EngineError
 from agentrl.core.images import ImageInput, check_agreement
 from agentrl.core.protocols import GenerationRequest
 from agentrl.rollout.images import CACHE_BYTES, decoded
-
-if TYPE_CHECKING:
-    from vllm.renderers import BaseRenderer
 
 MODALITY = "image"
 
@@ -42,7 +39,7 @@ class ImagePrompts:
         problem: Why it cannot compute images as the learner does; "" if it can.
     """
 
-    def __init__(self, renderer: BaseRenderer[Any], problem: str = "") -> None:
+    def __init__(self, renderer: Any, problem: str = "") -> None:
         self._renderer = renderer  # not all of vLLM, whose model would outlive the engine's end
         self._problem = problem
         self._made: OrderedDict[str, asyncio.Task[_Made]] = OrderedDict()  # by the hash of the pixels

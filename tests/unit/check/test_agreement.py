@@ -71,7 +71,7 @@ async def test_check_and_run_agree_on_files(file: Path) -> None:
     if file.stem in PACKAGES:
         pytest.importorskip(PACKAGES[file.stem])
     data = DATA.get(file.stem, DataConfig(prompts=str(OPENRLHF / "prompts.jsonl")) if file.parent == OPENRLHF else DataConfig())
-    if file.parent.name == "examples" and file.stem in ("callback", "loop", "loop_async", "own_algorithm", "own_engine"):
+    if file.parent.name == "examples" and file.stem in ("callback", "demonstrations", "loop", "loop_async", "own_algorithm", "own_engine"):
         for look in (is_found_broken, fails_in_a_run):
             with pytest.raises(ConfigError, match="defines no environment"):
                 await look(str(file), data)
