@@ -9,7 +9,7 @@ file. The question stands behind the picture in the prompt. Run it with the bund
     assistant  red
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import numpy as np
@@ -31,26 +31,38 @@ def draw(items: Iterable[tuple[str, str, int, int]]) -> np.ndarray:
         right, down = np.abs(columns - x), np.abs(rows - y)
         inside = {
             "circle": right**2 + down**2 <= RADIUS**2,
-            "square": np.maximum(right, down) <= RADIUS - 2,
+            "square": np.maximum(right, down) <= RADIUS - 5,
             "cross": (np.minimum(right, down) <= 3) & (np.maximum(right, down) <= RADIUS),
         }[form]
         picture[inside] = COLOURS[colour]
     return picture
 
 
+def scatter(rng: Random, forms: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    """Return forms in colours of chance, each in a quarter of its own."""
+    places = rng.sample(QUARTERS, len(forms))
+    return [
+        (form, rng.choice(list(COLOURS)), x + rng.randint(-3, 3), y + rng.randint(-3, 3))
+        for form, (x, y) in zip(forms, places, strict=True)
+    ]
+
+
+def ask(kind: str, items: Sequence[tuple[str, str, int, int]], form: str) -> tuple[str, str]:
+    """Return a question with its answer: the colour or the side of a form, or the number of all."""
+    _, colour, x, _ = next(item for item in items if item[0] == form)
+    return {
+        "colour": (f"What colour is the {form}?", colour),
+        "count": ("How many?", str(len(items))),
+        "side": (f"Where is the {form}?", "left" if x < SIDE // 2 else "right"),
+    }[kind]
+
+
 def make_task(rng: Random) -> Task:
     """Draw a picture, and ask for a colour, a number or a side."""
     kind = rng.choice(("colour", "count", "side"))
-    count = rng.randint(1, 4) if kind == "count" else rng.randint(1, 3)
-    forms = rng.choices(FORMS, k=count) if kind == "count" else rng.sample(FORMS, count)
-    places = [(x + rng.randint(-4, 4), y + rng.randint(-4, 4)) for x, y in rng.sample(QUARTERS, count)]
-    items = [(form, rng.choice(list(COLOURS)), *place) for form, place in zip(forms, places, strict=True)]
-    form, colour, x, _ = items[0]
-    prompt, label = {
-        "colour": (f"What colour is the {form}?", colour),
-        "count": ("How many?", str(count)),
-        "side": (f"Where is the {form}?", "left" if x < SIDE // 2 else "right"),
-    }[kind]
+    forms = rng.choices(FORMS, k=rng.randint(1, 4)) if kind == "count" else rng.sample(FORMS, rng.randint(1, 3))
+    items = scatter(rng, forms)
+    prompt, label = ask(kind, items, forms[0])
     return Task(prompt, label, images=(draw(items),), metadata={"kind": kind})
 
 

@@ -1,4 +1,4 @@
-"""The tiny vision model before its training: Idefics3, the architecture of SmolVLM, with about a million parameters."""
+"""The tiny vision model before its training: Idefics3, the architecture of SmolVLM, with 0.65 million parameters."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
+from transformers import AutoTokenizer, Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from agentrl.assets import tiny_model_path
 
 SIDE, PATCH, SCALE = 64, 8, 4
 """Pixels of a side of a picture and of its patches, and patches of a side that become one token."""
+LAYERS, VISION_LAYERS = 2, 1
+"""Of the text part and of the vision part: the picture is small, and the connector sees all patches of a token at once."""
 TOKENS = (SIDE // PATCH // SCALE) ** 2
 SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+WORDS = ["circle", "square", "cross", "colour", "Where", "How", "many"]
+"""Words of questions about pictures that are one token each; the bundled chat model has two to five for each."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' }}"
@@ -29,14 +33,15 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer() -> Any:
-    """Return the tokenizer of the bundled chat model with the tokens of images."""
+    """Return the tokenizer of the bundled chat model with the tokens of images and some words."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_path())
     tokenizer.add_special_tokens({"extra_special_tokens": [*tokenizer.extra_special_tokens, *SPECIAL]})
+    tokenizer.add_tokens(WORDS)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
-def make_config(tokenizer: Any, *, layers: int = 4) -> Idefics3Config:
+def make_config(tokenizer: Any, *, layers: int = LAYERS) -> Idefics3Config:
     """Return the configuration; `layers` are those of the text part."""
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     text = {
@@ -56,7 +61,7 @@ def make_config(tokenizer: Any, *, layers: int = 4) -> Idefics3Config:
     vision = {
         "hidden_size": 64,
         "intermediate_size": 192,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": VISION_LAYERS,
         "num_attention_heads": 2,
         "image_size": SIDE,
         "patch_size": PATCH,
@@ -66,23 +71,11 @@ def make_config(tokenizer: Any, *, layers: int = 4) -> Idefics3Config:
     return Idefics3Config(text_config=text, vision_config=vision, scale_factor=SCALE, image_token_id=image, tie_word_embeddings=True, **ids)
 
 
-def _begin_with_text(model: Any) -> None:
-    """Give the text part the weights of the bundled chat model, whose tokens are the first."""
-    bundled = AutoModelForCausalLM.from_pretrained(tiny_model_path()).model.state_dict()
-    embedding = model.model.text_model.embed_tokens.weight
-    with torch.no_grad():
-        known = bundled.pop("embed_tokens.weight")
-        embedding[: len(known)] = known
-    model.model.text_model.load_state_dict(bundled, strict=False)
-
-
-def save_new_model(folder: str | Path, *, seed: int = 0, layers: int = 4) -> Path:
-    """Write a model whose vision part has random weights, its tokenizer and its processor; return the folder."""
+def save_new_model(folder: str | Path, *, seed: int = 0, layers: int = LAYERS) -> Path:
+    """Write a model of random weights, its tokenizer and its processor; return the folder."""
     tokenizer = make_tokenizer()
     torch.manual_seed(seed)
     model = Idefics3ForConditionalGeneration(make_config(tokenizer, layers=layers))
-    if layers == 4:
-        _begin_with_text(model)
     images = Idefics3ImageProcessorPil(
         do_image_splitting=False, size={"longest_edge": SIDE}, max_image_size={"longest_edge": SIDE}, do_rescale=True, do_normalize=True
     )

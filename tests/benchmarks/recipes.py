@@ -48,6 +48,7 @@ RECIPES = {
     "gymnasium": Recipe("score/mean"),
     "black_box": Recipe(),
     "lora": Recipe(),
+    "pictures": Recipe(),
     "distillation": Recipe("distill/kl", teacher="tool_use"),
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from tests.e2e.runs import Run, succeeded, train
+from tests.e2e.runs import ROOT, Run, succeeded, train
 from tests.faults.support import disturbed, kill, lines, until
 from tests.image_support import group_of_text, group_with_images, reader_of
 from tests.learner_support import CollectingSender, gradients, largest_difference, make_settings
@@ -113,3 +113,15 @@ def test_a_killed_run_on_pictures_ends_as_one_that_was_not_killed(vision_model: 
 
 def weights(run: Run) -> bytes:
     return (run.directory / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("agent", "low", "high"),
+    [("envs/shapes.py", 0.12, 1.0), ("tests/benchmarks/_shuffled.py:Shuffled", -0.1, 0.1)],
+)
+def test_the_bundled_model_learns_from_pictures_that_show_the_answer(agent: str, low: float, high: float, tmp_path: Path) -> None:
+    """The score on tasks that are not trained on rises, and not where the pictures are those of other questions."""
+    config = str(ROOT / "examples/recipes/cpu" / "pictures.toml")
+    run = succeeded(train(tmp_path / "run", "--config", config, "--record", "none", "--no-save-model", agent=ROOT / agent, timeout_s=900))
+    first, *_, last = [row["eval/score"] for row in run.metrics if row.get("eval/score") is not None]
+    assert low < last - first < high
