@@ -6,12 +6,12 @@ agentrl train --agent tests/benchmarks/_shuffled.py:Shuffled --model tiny-vision
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from agentrl import Task
 from agentrl.env.load import load_agent
-from tests.e2e.runs import ENVS
 
-Shapes = load_agent(str(ENVS / "shapes.py")).load()
+Shapes = load_agent(str(Path(__file__).parents[2] / "envs" / "shapes.py")).load()
 
 
 def shuffled(tasks: list[Task]) -> list[Task]:
