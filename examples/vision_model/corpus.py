@@ -28,7 +28,7 @@ STEPS = 3
 SHAPES = 0.6
 """Share of the rows about shapes; the others are walks."""
 LIST, WHERE = "List.", "Where?"
-"""What is asked for a description, which the environments never do."""
+"""Request for a description, which the environments never make."""
 
 
 def shapes_turns(rng: Random) -> list[Turn]:

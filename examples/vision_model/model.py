@@ -14,7 +14,7 @@ from agentrl.assets import tiny_model_path
 SIDE, PATCH, SCALE = 64, 8, 4
 """Pixels of a side of a picture and of its patches, and patches of a side that become one token."""
 LAYERS, VISION_LAYERS = 2, 1
-"""Of the text part and of the vision part: the picture is small, and the connector sees all patches of a token at once."""
+"""Layers of the text part and of the vision part: the picture is small, and the connector sees all patches of a token at once."""
 TOKENS = (SIDE // PATCH // SCALE) ** 2
 SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 WORDS = ["circle", "square", "cross", "colour", "Where", "How", "many"]
