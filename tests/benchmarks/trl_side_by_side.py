@@ -1,10 +1,10 @@
-"""agentrl and TRL's GRPOTrainer on the same task, on the CPU: episodes per second, and time to a reward.
+"""agentrl and TRL's GRPOTrainer on the same task: episodes per second, and time to a reward.
 
     python -m tests.benchmarks.trl_side_by_side [--task rules|bare] [--seeds 1 2 3] [--steps N] [--systems NAME ...]
     python -m tests.benchmarks.trl_side_by_side --task instructions --model models/smollm2 --steps 5 --groups 1 --systems sync-local trl-1
     python -m tests.benchmarks.trl_side_by_side --task pictures --systems trl trl-1 sync async
 
-Both train in float32 on the same chat messages, with the same reward, sizes (`Workload`) and AdamW, one update a step, group-normalised
+Both train in float32, on a GPU in bfloat16 with float32 master weights, on the same chat messages, with the same reward, sizes (`Workload`) and AdamW, one update a step, group-normalised
 advantages and the clipped loss as a mean over tokens. The tasks ``rules`` and ``bare`` are the questions of ``envs/arithmetic.py`` for the
 bundled model, after a system prompt (176 tokens in all; `tests.benchmarks._rules`) or alone (11 tokens); ``instructions`` is the recipe
 for SmolLM2 (204 tokens on average); ``pictures`` is ``envs/shapes.py`` for the bundled model that reads images, whose vision part both
@@ -153,7 +153,7 @@ def run(system: System, task: str, work: Workload, seed: int, steps: int) -> Res
     with tempfile.TemporaryDirectory() as folder:
         rest = ("--seeds", str(seed), "--steps", str(steps))
         words = [sys.executable, "-m", "tests.benchmarks.trl_side_by_side", "--child", folder, "--task", task, "--model", work.model, *rest]
-        words += ["--options", system.options, "--groups", str(work.groups)]
+        words += ["--options", system.options, "--groups", str(work.groups), "--new-tokens", str(work.new_tokens)]
         if system.flags is not None:
             words = command("train", *agentrl_flags(work, folder, seed, steps), *system.flags)
         begin = time.perf_counter()
@@ -186,8 +186,10 @@ def read(folder: Path, work: Workload, seconds: float) -> Result:
 
 def trl_config(work: Workload, folder: Path, seed: int, steps: int, options: dict[str, Any]) -> Any:
     """The settings of a workload in TRL's words."""
+    import torch
     from trl import GRPOConfig
 
+    on_gpu = torch.cuda.is_available()
     return GRPOConfig(
         output_dir=str(folder),
         seed=seed,
@@ -208,8 +210,8 @@ def trl_config(work: Workload, folder: Path, seed: int, steps: int, options: dic
         loss_type="dapo",  # the mean over the tokens of the batch
         scale_rewards="group",
         model_init_kwargs={"dtype": "float32"},
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
         gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",
@@ -306,11 +308,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=["trl", "sync", "async"])
     parser.add_argument("--groups", type=int, default=0, help="questions of a step, else those of the task")
+    parser.add_argument("--new-tokens", type=int, default=0, help="most tokens of an answer, else those of the task")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args()
     work = TASKS[options.task]
-    work = dataclasses.replace(work, groups=options.groups or work.groups, model=options.model or work.model)
+    sizes = {"groups": options.groups or work.groups, "new_tokens": options.new_tokens or work.new_tokens}
+    work = dataclasses.replace(work, **sizes, model=options.model or work.model)
     if options.child:
         train_with_trl(options.child, work, options.seeds[0], options.steps, options.options)
         return

@@ -20,7 +20,7 @@ MARK = "AGENTRL_LOCAL_RUN"
 """Environment variable that programs inherit which a run in this process starts."""
 HELPERS = (
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver", "ray::", "site-packages/ray/"),
-    *("agentrl/cluster/reaper.py", "agentrl/env/sandbox/reaper.py"),
+    *("agentrl/cluster/reaper.py", "agentrl/env/sandbox/reaper.py", "torch/_inductor/compile_worker"),
 )
 """Parts of the command lines of processes that end by themselves, when what they look after has ended."""
 SHARED = ("catatonit",)
