@@ -11,7 +11,7 @@ import torch
 
 from agentrl.config.images import ImageConfig
 from agentrl.core.images import ImageInput, PlacedImage
-from agentrl.core.protocols import Engine, GenerationRequest
+from agentrl.core.protocols import Engine, GenerationRequest, TokenListener
 from agentrl.core.types import FinishReason, Generation, Group, Sampling, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import collate
 from agentrl.learner.layout import Layout
@@ -99,25 +99,36 @@ class Player:
     def __init__(self, engine: Engine, reader: ImageReader, name: str) -> None:
         self.engine, self.reader, self.name = engine, reader, name
 
-    async def sample(self, episode: int, number: int, ids: Sequence[int], placed: Sequence[PlacedImage]) -> Generation:
+    async def sample(
+        self,
+        episode: int,
+        number: int,
+        ids: Sequence[int],
+        placed: Sequence[PlacedImage],
+        max_tokens: int = 8,
+        on_tokens: TokenListener | None = None,
+    ) -> Generation:
         return await self.engine.generate(
             GenerationRequest(
                 request_id=f"{self.name}-{episode}-{number}",
                 prompt_ids=ints(list(ids)),
-                sampling=Sampling(max_tokens=8, seed=episode),
+                sampling=Sampling(max_tokens=max_tokens, seed=episode),
                 session=f"{self.name}-{episode}",
                 placed=tuple(placed),
+                on_tokens=on_tokens,
             )
         )
 
-    async def play(self, episode: int) -> Trajectory:
+    async def play(self, episode: int, last_tokens: int = 8, on_tokens: TokenListener | None = None) -> Trajectory:
+        """Play an episode; `on_tokens` is called during its last turn, of at most `last_tokens`."""
         mark, reader = self.reader.placeholder, self.reader
         first, second, third = await reader.read([picture(episode % 2), picture(7), picture(episode + 10)])
         ids, placed = reader.expand([3, mark, *range(20, 60), mark, 20 + episode, 1, 4], [first, second])
         one = await self.sample(episode, 0, ids, placed)
         before = [*ids, *one.token_ids.tolist()]
         new, later = reader.expand([1, 3, mark, 40, 1, 4], [third])
-        two = await self.sample(episode, 1, [*before, *new], [*placed, *(each.moved(len(before)) for each in later)])
+        images = [*placed, *(each.moved(len(before)) for each in later)]
+        two = await self.sample(episode, 1, [*before, *new], images, last_tokens, on_tokens)
         turns = (_turn(ids, one, placed), _turn(new, two, later))
         name = f"{self.name}-{episode}"
         return Trajectory(trajectory_id=name, episode_id=name, group_id=0, turns=turns, status=Status.FINISHED, reward=0.0)
@@ -135,9 +146,10 @@ def _turn(ids: Sequence[int], generation: Generation, placed: tuple[PlacedImage,
 
 
 @torch.no_grad()
-def mismatch(trajectories: Sequence[Trajectory], model: Any) -> float:
-    """Largest difference between the log-probabilities of the episodes and the learner's."""
+def mismatch(trajectories: Sequence[Trajectory], model: Any, version: int | None = None) -> float:
+    """Largest difference between the log-probabilities of the episodes and the learner's, of tokens that a `version` sampled or of all."""
     batch = collate([Group(group_id=0, task=Task("x"), trajectories=tuple(trajectories))])
     micro = Layout(batch).micro_batch(one_row_bundles(batch), packed=False)
     found, _, _ = PolicyModel(model)(micro)
-    return float((found - batch.logprobs[micro.actions]).abs().max())
+    differences = (found - batch.logprobs[micro.actions]).abs()
+    return float(differences.max() if version is None else differences[batch.versions[micro.actions] == version].max())

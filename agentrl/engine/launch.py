@@ -22,6 +22,7 @@ from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
+from agentrl.engine.vllm_scheduler import SCHEDULER
 from agentrl.engine.vllm_window import check_vllm
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
 from agentrl.weights.vllm_groups import BACKENDS
@@ -160,7 +161,7 @@ def _common(settings: EngineSettings, config: Any) -> dict[str, Any]:
 
 def _images(settings: EngineSettings) -> dict[str, Any]:
     # vLLM's cache of processed images wants requests in the order of their processing; of several under way at once, some would fail.
-    return {"limit_mm_per_prompt": {"image": settings.max_images}, "mm_processor_cache_gb": 0}
+    return {"limit_mm_per_prompt": {"image": settings.max_images}, "mm_processor_cache_gb": 0, "scheduler_cls": SCHEDULER}
 
 
 def _adapters(settings: EngineSettings) -> dict[str, Any]:

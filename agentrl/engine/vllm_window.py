@@ -34,7 +34,7 @@ _ARGUMENTS = (
     *("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "gpu_memory_utilization", "enable_prefix_caching"),
     *("enable_chunked_prefill", "enable_sleep_mode", "enforce_eager", "async_scheduling", "tensor_parallel_size"),
     *("distributed_executor_backend", "worker_extension_cls", "weight_transfer_config", "structured_outputs_config", "logprobs_mode"),
-    *("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "enable_return_routed_experts"),
+    *("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "enable_return_routed_experts", "scheduler_cls"),
 )
 
 USED = (
@@ -59,6 +59,9 @@ USED = (
     Used("vllm.v1.engine.output_processor", "OutputProcessor.propagate_error"),
     Used("vllm.v1.engine.output_processor", "OutputProcessor.update_scheduler_stats"),
     Used("vllm.v1.core.sched.interface", "PauseState"),
+    Used("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
+    Used("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "mm_features")),
+    Used("vllm.config", "SchedulerConfig.get_scheduler_cls"),
     Used("vllm.v1.engine", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
     Used("vllm.v1.engine", "EngineCoreOutputs", ("outputs",)),
     Used("vllm.v1.engine", "FinishReason"),

@@ -26,7 +26,7 @@ from tests.image_support import Player, mismatch, picture, reader_of
 pytestmark = pytest.mark.anyio
 CLOSE = 1e-4
 """Nats between engine and learner."""
-KINDS = [pytest.param(TransformersEngine, id="transformers"), pytest.param(VllmEngine, id="vllm", marks=pytest.mark.slow)]
+KINDS = [pytest.param(TransformersEngine, id="transformers"), pytest.param(VllmEngine, id="vllm", marks=pytest.mark.vllm)]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,20 @@ def loaded(path: str) -> Any:
     return AutoModelForImageTextToText.from_pretrained(path)
 
 
+def scaled(model: Any) -> Any:
+    """The model itself, with other weights in both of its parts."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    return model
+
+
+async def published(engine: Engine, version: int, model: Any, folder: Path) -> None:
+    model.save_pretrained(folder / f"version-{version}")
+    path = str(folder / f"version-{version}" / "model.safetensors")
+    assert await engine.load_weights(WeightUpdate(version=version, transport="shm", payload={"update": {"path": path}})) == version
+
+
 async def test_log_probabilities_are_the_learners_in_every_turn_and_after_a_publication(
     engine: Engine, reader: ImageReader, vision_model: str, tmp_path: Path
 ) -> None:
@@ -63,15 +77,35 @@ async def test_log_probabilities_are_the_learners_in_every_turn_and_after_a_publ
     played = await asyncio.gather(*(player.play(episode) for episode in range(6)))
     assert mismatch(played, model) < CLOSE
     assert engine.stats().cached_tokens > 0
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    model.save_pretrained(tmp_path / "new")
-    update = WeightUpdate(version=1, transport="shm", payload={"update": {"path": str(tmp_path / "new" / "model.safetensors")}})
-    assert await engine.load_weights(update) == 1
+    scaled(model)
+    await published(engine, 1, model, tmp_path)
     again = await asyncio.gather(*(Player(engine, reader, "after").play(episode) for episode in range(6)))
     assert mismatch(again, model) < CLOSE
     assert mismatch([replace(t, turns=t.turns[:1]) for t in played], model) > CLOSE
+
+
+async def test_pictures_found_in_the_cache_are_seen_again_by_new_weights(
+    engine: Engine, reader: ImageReader, vision_model: str, tmp_path: Path
+) -> None:
+    """Requests of later turns, whose first pictures were not computed again, are amid sampling when a publication forgets all keys."""
+    old, new, sampling = loaded(vision_model), scaled(loaded(vision_model)), set[int]()
+    await published(engine, 2, old, tmp_path)
+    began = asyncio.Event()
+
+    def heard(episode: int) -> None:
+        sampling.add(episode)
+        if len(sampling) == 6:
+            began.set()
+
+    player, before = Player(engine, reader, "amid"), engine.stats().cached_tokens
+    plays = [asyncio.create_task(player.play(n, 120, lambda _, n=n: heard(n))) for n in range(6)]
+    await began.wait()
+    await published(engine, 3, new, tmp_path)
+    played = await asyncio.gather(*plays)
+    assert engine.stats().cached_tokens > before
+    assert {int(version) for each in played for version in each.turns[1].versions} == {2, 3}
+    assert mismatch(played, old, version=2) < CLOSE
+    assert mismatch(played, new, version=3) < CLOSE
 
 
 async def test_prompts_that_do_not_fit_their_images_are_refused(engine: Engine, reader: ImageReader) -> None:
