@@ -21,6 +21,7 @@ from agentrl.core.errors import (
 from agentrl.core.images import check_places
 from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import Generation
+from agentrl.engine.failures import reason_of
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.usage import UsageMeter
 from agentrl.weights.digests import DIGESTS, Found, check
@@ -200,10 +201,3 @@ class FencedEngine(ABC):
             if not isinstance(error, Exception) or isinstance(error, WeightsDifferError):
                 raise
             raise kind(f"engine {self._settings.index}: {self._dead}") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the type and message of an exception on one line."""
-    said = str(error.args[-1] if error.args else error).splitlines()
-    told = " ".join(line.strip() for line in said if "further information" not in line)
-    return f"{type(error).__name__}: {told[:600]}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
-from multiprocessing import spawn
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from agentrl.config.model_shape import engine_context, mutual_layers, placeholde
 from agentrl.core.protocols import Structure
 from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
+from agentrl.engine.failures import Failures
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.vllm_scheduler import SCHEDULER
@@ -49,39 +48,20 @@ def image_problem(config: Any, device: str) -> str:
     return "on a CPU vLLM does not let the tokens of an image attend to each other in both directions; use --engine transformers"
 
 
-def build(settings: EngineSettings) -> AsyncLLM:
-    """Load the model and start the engine: on CUDA in processes of its own, on the CPU on a thread of this process."""
+def build(settings: EngineSettings, failures: Failures) -> AsyncLLM:
+    """Load the model and start the engine: on CUDA in processes, which note their failures, on the CPU on a thread of this process."""
     check_vllm()
     own = parse_engine_args(settings.engine.engine_args)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
     if settings.device == "cuda":
         cuda = AsyncEngineArgs(**{**_common(settings, config), **_cuda(settings, config), **own})
-        with without_script():
+        with failures.noted():
             return with_core_stats(lambda: AsyncLLM.from_engine_args(cuda), in_process=False)
     _inspect_here(config)
     arguments = AsyncEngineArgs(**{**_common(settings, config), **_cpu(settings, config), **own})
-    with warnings.catch_warnings(), without_script():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # vLLM reads every attribute of every module, deprecated ones too
         return with_core_stats(lambda: AsyncLLM.from_engine_args(arguments), in_process=True)
-
-
-@contextlib.contextmanager
-def without_script() -> Iterator[None]:
-    """Within the block, processes that are spawned do not import the program's script.
-
-    A script that calls `agentrl.train` without ``if __name__ == "__main__"`` would otherwise train again in every process of vLLM's. These
-    need nothing of the script, and `multiprocessing` takes no such option.
-    """
-    prepare = spawn.get_preparation_data
-
-    def without(name: str) -> dict[str, object]:
-        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main_from")}
-
-    spawn.get_preparation_data = without
-    try:
-        yield
-    finally:
-        spawn.get_preparation_data = prepare
 
 
 def sampling_params(

@@ -12,7 +12,8 @@ from typing import Any
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import EngineStats, GenerationRequest, Memory, TokenListener, WeightUpdate
 from agentrl.core.types import Generation
-from agentrl.engine.fenced import FencedEngine, reason_of
+from agentrl.engine.failures import reason_of
+from agentrl.engine.fenced import FencedEngine
 from agentrl.engine.settings import EngineSettings, without_gc
 from agentrl.engine.usage import UsageMeter
 from agentrl.weights.digests import DIGESTS

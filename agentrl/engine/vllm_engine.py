@@ -15,7 +15,8 @@ from agentrl.core.process import without_main
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.adapters import Adapters, LoadedAdapter
-from agentrl.engine.fenced import FencedEngine, reason_of
+from agentrl.engine.failures import Failures, reason_of
+from agentrl.engine.fenced import FencedEngine
 from agentrl.engine.gate import Gate
 from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
 from agentrl.engine.usage import UsageMeter
@@ -55,6 +56,7 @@ class VllmEngine(FencedEngine):
         self._adapters = Adapters(settings.adapters)
         self._stamps = True  # whether vLLM says which weights sampled a token
         self._gate: Gate | None = None
+        self._failures = Failures()  # of vLLM's processes
 
     @property
     def max_model_len(self) -> int:
@@ -86,8 +88,9 @@ class VllmEngine(FencedEngine):
             elif not self._settings.adapters:
                 self._gate = Gate()
         except Exception as error:
+            cause = self._failures.cause() or reason_of(error)
             await self.close()
-            raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {reason_of(error)}") from error
+            raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {cause}") from error
         self._end_ids = _end_token_ids(self._llm.model_config)
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         cache = self._llm.vllm_config.cache_config
@@ -105,12 +108,14 @@ class VllmEngine(FencedEngine):
         llm, self._llm = self._llm, None
         self._dead = self._dead or "it was closed"
         if llm is None:
+            self._failures.close()
             return
         # First, or calls of `generate` that are under way would wait for ever.
         llm.output_processor.propagate_error(RuntimeError(self._dead))
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         await asyncio.to_thread(llm.shutdown, 30.0)
+        self._failures.close()
         del llm
         gc.collect()  # vLLM's objects form cycles; the model would stay until some later collection
 
@@ -126,7 +131,9 @@ class VllmEngine(FencedEngine):
         self._stamps = stamps_tokens()
         self._make_params = launch.sampling_params
         with without_main():
-            self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
+            self._llm = launch.build(
+                self._settings, self._failures
+            )  # not returned: something in vLLM's start keeps the caller's future alive
         self._placeholders = launch.placeholders(self._llm)
         self._images = ImagePrompts(self._llm.renderer, launch.image_problem(self._llm.model_config.hf_config, self._settings.device))
 
@@ -145,7 +152,7 @@ class VllmEngine(FencedEngine):
         await self._llm.wake_up(list(parts))  # goes on by itself once all of its memory is there
 
     def _fault(self) -> str:
-        return "its process or thread ended" if self._llm is not None and self._llm.errored else ""
+        return self._failures.cause() or "its process or thread ended" if self._llm is not None and self._llm.errored else ""
 
     def _end_requests(self, reason: str) -> None:
         if self._llm is not None:
@@ -187,7 +194,7 @@ class VllmEngine(FencedEngine):
             from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
             if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
-                self._dead = self._dead or reason_of(error)
+                self._dead = self._dead or self._failures.cause() or reason_of(error)
                 raise EngineDeadError(f"engine {self._settings.index} is gone: {self._dead}") from error
             if request.structure is not None and isinstance(error, VLLMValidationError):
                 raise StructureError(f"vLLM makes no grammar of it: {reason_of(error)}") from error

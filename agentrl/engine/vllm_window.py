@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.core.errors import ConfigError
 
 WINDOW = ">=0.26,<0.34"
-"""Versions that have every name below; engines have been run with 0.32 alone."""
+"""Versions that have every name below; engines have been run with 0.26 and 0.32, on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ USED = (
     Used("vllm.v1.engine", "FinishReason"),
     Used("vllm.v1.engine.exceptions", "EngineDeadError"),
     Used("vllm.exceptions", "VLLMValidationError"),
+    Used("vllm.logger", "DEFAULT_LOGGING_CONFIG"),
     Used("vllm.engine.arg_utils", "AsyncEngineArgs"),
     Used("vllm.engine.arg_utils", "EngineArgs", _ARGUMENTS),
     Used("vllm.sampling_params", "SamplingParams", ("include_stop_str_in_output", "flat_logprobs", "structured_outputs", "output_kind")),
@@ -87,7 +88,6 @@ USED = (
     Used(_BASE, "WeightTransferEngine.finish_weight_update"),
     Used("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory.register_engine"),
     Used(f"{_LAYERS}.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
-    Used(f"{_LAYERS}.vocab_parallel_embedding", "ParallelLMHead"),
     Used(f"{_LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
     Used(f"{_LAYERS}.linear", "LinearBase"),
     Used(f"{_LAYERS}.linear", "ColumnParallelLinear"),
@@ -118,6 +118,7 @@ STAMPS = (
     Used(_LLM, "AsyncLLM.update_weight_version"),
     Used(_LLM, "AsyncLLM.get_weight_version"),
     Used(_LLM, "AsyncLLM.finish_weight_update", ("weight_version",)),
+    Used("vllm.outputs", "CompletionOutput", ("weight_versions",)),  # the others are there since 0.27
 )
 """Names by which vLLM stamps tokens with the version of the weights that sampled them."""
 

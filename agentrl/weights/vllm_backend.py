@@ -15,11 +15,11 @@ from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from agentrl.weights import vllm_groups as vllm_groups  # registers its backends
+from agentrl.weights import vllm_groups  # registers its backends too
 from agentrl.weights.rows import RowInvariantLinear, fewest_rows
 from agentrl.weights.vllm_parameters import layer_sizes, worker_digests
 
@@ -31,10 +31,11 @@ def repack_lm_heads(model: torch.nn.Module) -> None:
     """Make every output layer use its current weights.
 
     An output layer tied to the embeddings multiplies by a packed copy made when the model was first loaded, and vLLM's
-    layer-wise reload does not renew it (seen in 0.32): samples would follow the old weights without any error.
+    layer-wise reload does not renew it (seen in 0.32): samples would follow the old weights without any error. In vLLM 0.26 such a layer
+    is the embedding itself.
     """
     for module in model.modules():
-        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
@@ -73,7 +74,7 @@ class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     path: str  # a safetensors file with the checkpoint's parameter names
 
 
-class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUpdate]):  # type: ignore[misc]
+class SharedMemoryTransfer(vllm_groups.Receiving, WeightTransferEngine[SharedMemoryInit, SharedMemoryUpdate]):  # type: ignore[misc]
     """Loads a safetensors file that the learner wrote into shared memory."""
 
     init_info_cls = SharedMemoryInit

@@ -89,7 +89,20 @@ class GroupMember:
             group.close()
 
 
-class GroupTransfer(WeightTransferEngine[GroupInit, GroupUpdate]):  # type: ignore[misc]
+class Receiving:
+    """Part of the weight-transfer backends here: vLLM before 0.29 wants a sender with each, and the learner sends by itself."""
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
+        """Never called: `agentrl.weights.sender` is the sender.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("agentrl's learner sends weights by agentrl.weights.sender")
+
+
+class GroupTransfer(Receiving, WeightTransferEngine[GroupInit, GroupUpdate]):  # type: ignore[misc]
     """Loads weights that arrive in buckets over NCCL."""
 
     init_info_cls = GroupInit

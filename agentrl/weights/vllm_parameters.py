@@ -17,7 +17,7 @@ from vllm.model_executor.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from agentrl.weights.digests import digest
 
@@ -39,8 +39,8 @@ class Part:
 
 
 def layer_sizes(layer: Any) -> tuple[int, int, torch.dtype]:
-    """Return inputs, outputs and data type of a linear layer on this worker."""
-    if isinstance(layer, ParallelLMHead):
+    """Return inputs, outputs and data type of a linear layer on this worker, or of an embedding whose matrix gives the logits."""
+    if isinstance(layer, VocabParallelEmbedding):
         return layer.embedding_dim, layer.num_embeddings_per_partition, layer.weight.dtype
     inputs = getattr(layer, "input_size_per_partition", layer.input_size)
     outputs = getattr(layer, "output_size_per_partition", layer.output_size)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from agentrl.core.errors import EngineDeadError
 from agentrl.engine.vllm_engine import VllmEngine
@@ -66,6 +68,55 @@ async def test_a_dead_core_fails_every_waiter_at_once(model: Any, tmp_path: Path
             await engine.generate(request(prompt(1), max_tokens=2))
     finally:
         await engine.close()
+
+
+BROKEN = """
+import asyncio, sys
+from pathlib import Path
+from transformers import AutoConfig
+from agentrl.engine.settings import prepare_environment
+prepare_environment("cpu")
+from vllm.v1.engine.async_llm import AsyncLLM
+from agentrl.core.errors import EngineError
+from agentrl.engine import launch
+from agentrl.engine.inprocess import with_core_stats
+from agentrl.engine.vllm_engine import VllmEngine
+from tests.e2e.vllm_support import settings
+
+def build(settings, failures):
+    config = AutoConfig.from_pretrained(settings.model.model)
+    arguments = launch.AsyncEngineArgs(**launch._common(settings, config), **launch._cpu(settings, config))
+    with failures.noted():
+        return with_core_stats(lambda: AsyncLLM.from_engine_args(arguments), in_process=False)
+
+async def main():
+    launch.build = build
+    engine = VllmEngine(settings(sys.argv[1]))
+    try:
+        await engine.start()
+    except EngineError as error:
+        print("said", error)
+    print("left", [str(path) for path in Path(sys.argv[2]).glob("agentrl-vllm-*")])
+asyncio.run(main())
+"""
+
+
+def test_the_failure_of_a_process_of_vllm_names_its_cause(model: Any, tmp_path: Path) -> None:
+    """As on a GPU, where vLLM's core is a process, and its own error says only that there is a root cause above."""
+    place = Path(saved(model, tmp_path / "model"))
+    save_file({"model.layers.7.input_layernorm.weight": torch.zeros(2)}, place / "model.safetensors")
+    held = tmp_path / "held"
+    held.mkdir()
+    command = [sys.executable, "-c", BROKEN, str(place), str(held)]
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "TMPDIR": str(held)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("said", "left")))
+    assert "vLLM did not start with model" in lines["said"], done.stderr
+    assert "ValueError: " in lines["said"], done.stderr
+    assert "layers.7" in lines["said"]
+    assert "root cause" not in lines["said"]
+    assert "EngineCore" in done.stdout + done.stderr  # the process said so too
+    assert lines["left"] == "[]"
 
 
 async def test_closing_frees_the_model_and_fails_what_is_running(model: Any, tmp_path: Path) -> None:

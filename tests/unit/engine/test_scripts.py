@@ -13,10 +13,10 @@ import multiprocessing
 import sys
 
 print("the script runs", flush=True)
-from agentrl.engine import launch
+from agentrl.core.process import without_main
 
 if {guarded}:
-    build = launch.without_script
+    build = without_main
 else:
     from contextlib import nullcontext as build
 

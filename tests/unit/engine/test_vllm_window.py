@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from agentrl.core.errors import ConfigError, TransferAbandonedError
 from agentrl.engine import vllm_window
+from agentrl.engine.failures import FATAL
 from agentrl.engine.gate import Gate
 from agentrl.engine.vllm_window import BRIDGED, LATER, STAMPS, USED, Used, check_vllm, stamps_tokens
 
@@ -74,6 +77,38 @@ def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     return {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
 
 
+def abstract(read: Read, module: str, name: str) -> set[str]:
+    """Methods that a class of vLLM leaves to those that derive from it."""
+    text = read(module.replace(".", "/"))
+    assert text is not None, module
+    (found,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
+    functions = (node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {node.name for node in functions if any(ast.unparse(one).endswith("abstractmethod") for one in node.decorator_list)}
+
+
+def derived() -> Iterator[tuple[str, str, str, str]]:
+    """Our classes that derive from vLLM's: module and name of ours, module and name of theirs."""
+    root = Path(vllm_window.__file__).parents[2]
+    for path in sorted((root / "agentrl").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "vllm"]
+        theirs = {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
+        for node in ast.walk(tree):
+            for base in node.bases if isinstance(node, ast.ClassDef) else ():
+                plain = base.value if isinstance(base, ast.Subscript) else base
+                if isinstance(node, ast.ClassDef) and isinstance(plain, ast.Name) and plain.id in theirs:
+                    yield ".".join(path.relative_to(root).with_suffix("").parts), node.name, *theirs[plain.id]
+
+
+def unwritten(read: Read) -> Iterator[str]:
+    """Methods that vLLM leaves to our classes, and that these lack."""
+    for module, name, their_module, theirs in derived():
+        own = [part for part in getattr(importlib.import_module(module), name).__mro__ if part.__module__.startswith("agentrl.")]
+        for method in abstract(read, their_module, theirs):
+            if not any(method in vars(part) for part in own):
+                yield f"{name}.{method}"
+
+
 def lacking(read: Read, names: tuple[Used, ...]) -> Iterator[str]:
     for used in names:
         found = parameters(read, used.module, used.name)
@@ -86,6 +121,20 @@ def test_the_installed_vllm_has_every_name() -> None:
     check_vllm()
     assert stamps_tokens()
     assert not [problem for used in LATER if (problem := vllm_window._problem(used))]
+
+
+@pytest.mark.vllm
+def test_our_classes_have_every_method_that_the_installed_vllm_leaves_to_them() -> None:
+    found = {name: getattr(importlib.import_module(module), name) for module, name, *_ in derived()}
+    assert {"GroupTransfer", "SharedMemoryTransfer"} <= found.keys()
+    assert {name: sorted(part.__abstractmethods__) for name, part in found.items() if getattr(part, "__abstractmethods__", None)} == {}
+    with pytest.raises(NotImplementedError, match="learner sends"):
+        found["GroupTransfer"].trainer_send_weights(iter(()), {})
+
+
+def test_abstract_methods_are_read_from_source() -> None:
+    source = "class A:\n @staticmethod\n @abc.abstractmethod\n def a(): ...\n @abstractmethod\n async def b(): ...\n def c(): ..."
+    assert abstract({"m": source}.get, "m", "A") == {"a", "b"}
 
 
 def test_every_name_of_vllm_that_is_imported_is_listed() -> None:
@@ -127,6 +176,11 @@ def test_wheels_of_the_window_have_every_name(name: str) -> None:
                 assert parameters(read, "torch.nn.attention.varlen", "varlen_attn") >= {"scale", "window_size"}, path.name  # type: ignore[operator]
                 continue
             assert list(lacking(read, (*USED, *LATER))) == [], path.name
+            assert list(unwritten(read)) == [], path.name
+            for module in ("engine/core", "executor/multiproc_executor"):
+                logged = re.findall(r'logger\.exception\("(\w+) (?:failed to start|encountered|hit)', read(f"vllm/v1/{module}") or "")
+                assert logged, path.name
+                assert set(logged) <= set(FATAL), path.name
             minor = int(path.name.split("-")[1].split(".")[1])
             assert bool(list(lacking(read, STAMPS))) == (minor < 32), path.name
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 pytest.importorskip("vllm")
 
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
 from agentrl.core.errors import TransferAbandonedError
 from agentrl.core.protocols import Membership
 from agentrl.weights import vllm_backend, vllm_groups
@@ -22,6 +24,7 @@ from agentrl.weights.channels import SharedBuffers
 from agentrl.weights.cuda import GroupSender
 from agentrl.weights.rows import RowInvariantLinear
 from agentrl.weights.vllm_groups import GroupInit, GroupMember, GroupUpdate
+from agentrl.weights.vllm_parameters import layer_sizes
 
 
 class Layer(torch.nn.Module):
@@ -59,6 +62,21 @@ def test_a_layer_that_needs_nothing_stays_as_it_is() -> None:
     vllm_backend.make_row_invariant(model, {})
     layer: Any = model[0]
     assert not isinstance(layer.cpu_linear, RowInvariantLinear)
+
+
+def test_an_embedding_that_gives_the_logits_is_an_output_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in vLLM before 0.27, where a tied output layer is no layer of its own."""
+    made: Any = VocabParallelEmbedding.__new__(VocabParallelEmbedding)
+    torch.nn.Module.__init__(made)
+    made.weight, made.embedding_dim, made.num_embeddings_per_partition = torch.nn.Parameter(torch.zeros(8, 4)), 4, 8
+    model, renewed = torch.nn.ModuleList([made]), list[Any]()
+    monkeypatch.setattr(vllm_backend, "dispatch_cpu_unquantized_gemm", lambda layer, remove_weight: renewed.append((layer, remove_weight)))
+    vllm_backend.repack_lm_heads(model)
+    assert not renewed  # it only looks tokens up
+    made.cpu_linear = torch.nn.functional.linear
+    vllm_backend.repack_lm_heads(model)
+    assert renewed == [(made, False)]
+    assert layer_sizes(made) == (4, 8, torch.float32)
 
 
 class Model(torch.nn.Module):
