@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.core.altered import altered
 from agentrl.core.errors import ContextLengthError, EngineError
 from agentrl.core.images import PlacedImage, compacted
 from agentrl.core.protocols import Engine, GenerationRequest, Structure, TokenListener
@@ -250,4 +251,4 @@ class Recorder:
             raise ContextLengthError(f"request {name}: {problem}; shorten it, or raise --max-model-len or --max-episode-tokens")
         seed = self._seed_of(number) if sampling.seed is None else sampling.seed
         ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.codec.end_token_ids)))
-        return replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room), stop_token_ids=ends)
+        return altered(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room), stop_token_ids=ends)

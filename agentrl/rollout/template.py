@@ -192,14 +192,14 @@ def variables_of(source: str) -> frozenset[str]:
 class _Clock(threading.local):
     """Processor time that is left to the rendering of this thread, which other busy processes do not use up."""
 
-    end_s, steps = float("inf"), 0
+    end_s, steps = float("inf"), 0  # `end_s` is 0 until the first look at the clock, which short renderings never take
 
     def limited(self) -> _Clock:
         """The clock itself, as a context in which the deadline runs."""
         return self
 
     def __enter__(self) -> None:
-        self.end_s = time.thread_time() + DEADLINE_S
+        self.end_s, self.steps = 0.0, 0
 
     def __exit__(self, *_: object) -> None:
         self.end_s = float("inf")
@@ -207,7 +207,11 @@ class _Clock(threading.local):
     def step(self) -> None:
         """Count a step; `TimeoutError` if the time is over."""
         self.steps += 1
-        if not self.steps % PATIENCE and time.thread_time() > self.end_s:
+        if self.steps % PATIENCE:
+            return
+        now = time.thread_time()
+        self.end_s = self.end_s or now + DEADLINE_S
+        if now > self.end_s:
             raise TimeoutError(f"it has not ended after {DEADLINE_S:g} seconds, so a loop of it seems to have no end")
 
 

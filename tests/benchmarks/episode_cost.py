@@ -206,13 +206,14 @@ def main() -> None:
     args = parser.parse_args()
     latency = f"of {args.step_s:g} s" if args.step_s else f"lognormal with median {MEDIAN_S * 1e3:g} ms and sigma {SIGMA:g}"
     print(f"{args.episodes} episodes of {TURNS} turns at once, latency {latency}")
-    if args.workers == 1 and not args.step_s:
-        wall = run(args.episodes, asyncio.SelectorEventLoop)
+    if args.workers == 1:
+        wall = run(args.episodes, asyncio.SelectorEventLoop, args.step_s)
         print(f"time by the wall clock: {wall.seconds:.2f} s, {wall.seconds / wall.bound_s:.3f} of the bound")
     cost = run(args.episodes, step_s=args.step_s) if args.workers == 1 else shared(args.episodes, args.workers, args.step_s)
     where = "a core of its own" if args.workers == 1 else f"{args.workers} cores, a process on each"
     print(f"time on {where}: {cost.seconds:.2f} s, {cost.seconds / cost.bound_s:.3f} of the bound of {cost.bound_s:.2f} s")
-    print(f"CPU per step of an environment: {cost.cpu_ms:.2f} ms")
+    cpu_ms = wall.cpu_ms if args.workers == 1 else cost.cpu_ms
+    print(f"CPU per step of an environment: {cpu_ms:.3f} ms")
     if args.workers == 1 and not args.step_s:
         beside, tokens = memory(args.episodes)
         print(f"memory per live episode: {beside:.1f} KiB beside {tokens:.1f} KiB of tokens")
