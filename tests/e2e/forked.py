@@ -1,7 +1,8 @@
-"""The process from which runs of tests are forked: it has loaded PyTorch, vLLM and DeepSpeed, which takes longer than most runs."""
+"""The process from which runs of tests are forked: it has loaded PyTorch, vLLM if installed, and DeepSpeed, which takes longer than most runs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -41,7 +42,9 @@ def _load() -> None:
     prepare_environment("cpu")
     with without_gc():
         import deepspeed  # noqa: F401
-        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
+
+        with contextlib.suppress(ModuleNotFoundError):  # where it is not installed, runs take the engine of transformers
+            from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
 
         import agentrl.api.training
         import agentrl.engine.vllm_engine

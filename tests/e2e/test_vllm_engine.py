@@ -18,7 +18,7 @@ from agentrl.core.errors import EngineDeadError
 from agentrl.engine.vllm_engine import VllmEngine
 from tests.e2e.vllm_support import equal, prompt, random_llama, request, saved, settings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.vllm]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tests.unit.check.test_same_loop import HEAD, USES
 ROOT = Path(__file__).parents[3]
 OPENRLHF = ROOT / "tests" / "openrlhf_files"
 FILES = [
-    pytest.param(file, id=f"{file.parent.name}-{file.stem}", marks=needs_sandbox if file.name == "code.py" else ())
+    pytest.param(file, id=f"{file.parent.name}-{file.stem}", marks=needs_sandbox if file.name in ("code.py", "swe.py") else ())
     for file in sorted([*(ROOT / "envs").glob("*.py"), *(ROOT / "examples").glob("*.py"), *OPENRLHF.glob("*.py")])
 ]
 DATA = {"dictionary_form": DataConfig(prompts=str(ROOT / "examples" / "reverse.jsonl"), input_key="question", label_key="answer")}
@@ -182,7 +182,7 @@ TASK = Task("2?", label="2", id="0")
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", ENDED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.linux if name == "Daemons" else ()) for name in ENDED])
 async def test_a_run_ends_before_anything_starts(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         await rehearse(config_of(tmp_path, name), TASK)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +114,8 @@ SECOND = {
 }
 """What only a second process shows."""
 
+LINUX = ("bad_resources:LeavesDaemons", "bad_resources:LeavesSocketsOpen", "bad_resources:KeepsPages")
+"""What only Linux tells: processes whose parents are gone, sockets among open files, memory that a process holds alone."""
 ENVS = BROKEN.parents[3] / "envs"
 SHORT = {"bad_speed:SleepsInAsync": 2.0, "bad_speed:ComputesInAsync": 2.0, "bad_speed:BacktracksWithGil": 1.0}
 """Seconds for environments that are found to be slow, and would be played for longer."""
@@ -143,7 +147,12 @@ def spec(name: str) -> str:
     return f"{BROKEN / file}.py:{cls}"
 
 
-@pytest.mark.parametrize("name", DEFECTS)
+def here(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test; those of `LINUX` are skipped elsewhere."""
+    return [pytest.param(name, marks=pytest.mark.linux if name in LINUX else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", here(DEFECTS))
 def test_exactly_this_is_found(name: str) -> None:
     report = checked(spec(name), budget_s=SHORT.get(name, 60.0))
     assert ids(report) == {DEFECTS[name]}, [finding.seen for finding in report.findings]
@@ -159,13 +168,14 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", here(LINES))
 def test_the_line_is_named(name: str) -> None:
     (finding,) = (finding for finding in checked(spec(name), episodes=1).findings if finding.id == DEFECTS[name])
     for words in LINES[name]:
         assert words in finding.seen
 
 
+@pytest.mark.linux
 def test_memory_beyond_the_limit_is_found() -> None:
     report = checked(spec("bad_resources:NeedsGigabytes"), memory_mib=500, episodes=1)
     assert ids(report) == {"exceeds-memory"}, [finding.seen for finding in report.findings]

@@ -43,6 +43,7 @@ def measured(seconds: float) -> UserCall:
     return watch.calls[0]
 
 
+@pytest.mark.linux  # other kernels do not tell it
 @pytest.mark.usefixtures("crowded")
 def test_time_without_a_cpu_is_not_the_time_of_the_call() -> None:
     call = measured(COMPUTES_S)
