@@ -4,11 +4,12 @@
     python -m tests.benchmarks.trl_side_by_side --task instructions --model models/smollm2 --steps 5 --groups 1 --systems sync-local trl-1
     python -m tests.benchmarks.trl_side_by_side --task pictures --systems trl trl-1 sync async
 
-Both train in float32, on a GPU in bfloat16 with float32 master weights, on the same chat messages, with the same reward, sizes (`Workload`) and AdamW, one update a step, group-normalised
-advantages and the clipped loss as a mean over tokens. The tasks ``rules`` and ``bare`` are the questions of ``envs/arithmetic.py`` for the
-bundled model, after a system prompt (176 tokens in all; `tests.benchmarks._rules`) or alone (11 tokens); ``instructions`` is the recipe
-for SmolLM2 (204 tokens on average); ``pictures`` is ``envs/shapes.py`` for the bundled model that reads images, whose vision part both
-leave as it is. Every run is a process of its own; they take turns. Start-up is measured apart.
+Both train in float32, on a GPU in bfloat16 with float32 master weights, on the same chat messages, with the same reward, sizes
+(`Workload`) and AdamW, one update a step, group-normalised advantages and the clipped loss as a mean over tokens. The tasks ``rules`` and
+``bare`` are the questions of ``envs/arithmetic.py`` for the bundled model, after a system prompt (176 tokens in all;
+`tests.benchmarks._rules`) or alone (11 tokens); ``instructions`` is the recipe for SmolLM2 (204 tokens on average); ``pictures`` is
+``envs/shapes.py`` for the bundled model that reads images, whose vision part both leave as it is. Every run is a process of its own; they
+take turns. Start-up is measured apart.
 """
 
 from __future__ import annotations

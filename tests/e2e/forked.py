@@ -1,4 +1,4 @@
-"""The process from which runs of tests are forked: it has loaded PyTorch, vLLM if installed, and DeepSpeed, which takes longer than most runs."""
+"""The process that runs of tests are forked from: it has loaded PyTorch, DeepSpeed and any vLLM, which takes longer than most runs."""
 
 from __future__ import annotations
 
