@@ -12,11 +12,13 @@ from typing import Any, Literal
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero import parameter_offload
 from torch import Tensor, nn
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.core.errors import NonFiniteError
 from agentrl.core.metrics import MetricSums
+from agentrl.learner.gradients import ALONE, lighten
 from agentrl.learner.optimizers import build_optimizer, full_shape
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import BUCKET_ELEMENTS
@@ -81,7 +83,10 @@ class TrainEngine:
         options = deepspeed_config(config, bf16=bf16)
         trained = sum(full_shape(parameter).numel() for group in optimizer.param_groups for parameter in group["params"])
         options["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, trained)  # it is made whole, for an adapter too
+        alone = ranks.world_size == 1 and config.zero_stage == 2 and bf16 and not config.optimizer_offload
+        options["zero_optimization"].update(ALONE if alone else {})
         self.engine = _initialize(module, options, optimizer)
+        lighten(self.engine.optimizer, alone=alone)
         self.engine.train()
         if config.deepcompile:
             self.engine.compile()
@@ -148,8 +153,11 @@ class TrainEngine:
         return float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else None
 
     def close(self) -> None:
-        """Release DeepSpeed's hooks and buffers."""
-        self.engine.destroy()
+        """Release DeepSpeed's hooks and buffers, and the memory of weights and optimizer with the module; safe to call twice."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.destroy()
+            _take_apart(engine)
 
 
 def _initialize(module: nn.Module, options: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -164,6 +172,24 @@ def _initialize(module: nn.Module, options: dict[str, Any], optimizer: torch.opt
     if divided:
         engine.first_dataloader_check.remove()  # it compares the arguments of ranks, but knows no micro-batches
     return engine
+
+
+def _take_apart(engine: Any) -> None:
+    """Release the weights of the module, and what an engine of DeepSpeed, its optimizers and its hooks hold of each other.
+
+    They form cycles, as modules do, which stay until some later garbage collection, and after `gc.freeze` for good. Under ZeRO-3 a global
+    list has the module, too.
+    """
+    modules = parameter_offload.FWD_MODULE_STACK
+    modules[:] = [module for module in modules if module is not engine.module]
+    optimizer = engine.optimizer
+    for parameter in engine.module.parameters():
+        parameter.grad = None
+        parameter.data = parameter.data.new_empty(0)
+        vars(parameter).clear()
+    for holder in (getattr(optimizer, "optimizer", None), getattr(optimizer, "parameter_offload", None), optimizer, engine):
+        if holder is not None:
+            vars(holder).clear()
 
 
 def gather_blocks_of_experts(module: nn.Module) -> None:

@@ -91,6 +91,9 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 
     parts["buffers"] = _buffers(shape, config, adapter or sum(models)) + CONTEXT + BATCH_BYTES * step_tokens
     if _stage(config) == 1 and not offload:  # a copy of its own gradients when the rest of a step is over
         parts["buffers"] += max(0.0, gradients / learner.num_learners - parts["activations"] - parts["logits"])
+    if _alone(config):  # the largest gradient in 64 bits, for its norm
+        largest = 0 if adapter else shape.embedding
+        parts["buffers"] += max(0.0, largest * 8 - parts["activations"] - parts["logits"])
     if native:
         parts["for the engines"] = adapter * width
     elif config.weights.weight_transport in ("auto", "nccl", "ipc"):  # two buckets, which end with the tensor that fills them
@@ -134,6 +137,11 @@ def _adapted_states(size: int, adapter: int, shape: ModelShape, config: TrainCon
 def _stage(config: TrainConfig) -> int:
     """The ZeRO stage of the learner, which is at least 1 in bfloat16."""
     return max(config.learner.zero_stage, int(number_bytes(config) == 2))
+
+
+def _alone(config: TrainConfig) -> bool:
+    """True for a rank that sums its gradients without DeepSpeed's buckets, see `agentrl.learner.gradients`."""
+    return _stage(config) == 2 and number_bytes(config) == 2 and config.learner.num_learners == 1 and not config.learner.optimizer_offload
 
 
 def _states(size: int, config: TrainConfig, outside: int = 0) -> tuple[float, float, float]:
@@ -217,7 +225,7 @@ def _buffers(shape: ModelShape, config: TrainConfig, trained: int) -> float:
     else:
         number = 4 if stage == 1 else width  # ZeRO-1 sums in float32 before it sends
         buckets = 2 if stage == 2 or (stage and config.learner.optimizer_offload) else 0  # one is sent while the other fills
-        reduce = (buckets + bool(stage)) * filled * number
+        reduce = 0 if _alone(config) else (buckets + bool(stage)) * filled * number
     # A block of experts is gathered whole, whichever of them a rank's tokens go to.
     gathered = max(min(LIVE_PARAMETERS, shape.parameters), shape.expert_block) * width if stage == 3 else 0
     return reduce + gathered

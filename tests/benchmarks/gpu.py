@@ -10,6 +10,7 @@ CPU with sizes so small that the figures mean nothing; a test does that.
 from __future__ import annotations
 
 import datetime
+import gc
 import statistics
 import sys
 import time
@@ -123,13 +124,19 @@ class Bench:
         return self._matmul_rate
 
     def speed(self) -> Iterator[Found]:
-        """Training steps of the learner and of two plain loops, on equally long rows, so that padding is no disadvantage."""
+        """Training steps of the learner and of plain loops, on equally long rows, so that padding is no disadvantage.
+
+        The last two do what the learner's optimizer does, and it is compared with them: sums of gradients, master weights and moments in
+        float32, and a bounded norm.
+        """
         tokens, rows = self.sizes.tokens, self.sizes.rows
         length = tokens // rows
         flops = 3 * pass_flops(self.shape, length) * tokens
         seconds = {
             "plain loop, transformers with sdpa": self._plain(rows, length, packed=False),
             "plain loop, the same with varlen": self._plain(rows, length, packed=True),
+            "plain loop, float32 master weights": self._plain(rows, length, packed=False, master=True),
+            "plain loop, float32 master weights and varlen": self._plain(rows, length, packed=True, master=True),
             "learner": self._learner(rows, length),
         }
         for name, took in seconds.items():
@@ -138,9 +145,11 @@ class Bench:
             value = f"{took:.3f} s for {tokens:,} tokens, {rate / 1e12:.1f} model TFLOP/s, {share:.2f} of matmul"
             learner = name == "learner"
             yield Found(name=name, value=value, target=f">= {MFU} of matmul" if learner else "", met=not learner or share >= MFU)
-        *plain, own = seconds.values()
-        ratio = min(plain) / own
-        yield Found(name="learner over the best plain loop", value=f"{ratio:.2f}", target=f">= {AGAINST_PLAIN}", met=ratio >= AGAINST_PLAIN)
+        *half, first, second, own = seconds.values()
+        ratio = min(first, second) / own
+        value = f"{ratio:.2f}; over the best with bfloat16 alone {min(half) / own:.2f}"
+        name = "learner over the best plain loop with float32 master weights"
+        yield Found(name=name, value=value, target=f">= {AGAINST_PLAIN}", met=ratio >= AGAINST_PLAIN)
 
     def memory(self) -> Iterator[Found]:
         """Peak of a step with gradient checkpointing, against what ``agentrl plan`` computes."""
@@ -151,7 +160,6 @@ class Bench:
             self._step(engine, micro)  # the optimizer's state is made
             found = self._peak(lambda engine=engine, micro=micro: self._step(engine, micro))
             engine.close()
-            del engine
             parts = learner_parts(changed(config, micro_batch_tokens=tokens), self.shape)
             planned = sum(size for name, size in parts.items() if name != "for the engines") - CONTEXT
             error = planned / found - 1.0
@@ -201,6 +209,7 @@ class Bench:
     def _model(self) -> Any:
         from transformers import Qwen2Config, Qwen2ForCausalLM
 
+        gc.collect()  # modules form cycles, and the model of before would count
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
@@ -231,10 +240,12 @@ class Bench:
         engine.close()
         return took
 
-    def _plain(self, rows: int, length: int, *, packed: bool) -> float:
-        """Seconds of the loop that one would write by hand: bfloat16 weights, all logits, AdamW."""
+    def _plain(self, rows: int, length: int, *, packed: bool, master: bool = False) -> float:
+        """Seconds of the loop that one would write by hand: bfloat16 weights, all logits, AdamW, with `master` on float32 copies."""
         model = self._model().train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+        weights = list(model.parameters())
+        trained = [weight.detach().float() for weight in weights] if master else weights
+        optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
         tokens = torch.randint(self.shape.vocabulary, (rows, length), device=self.device)
         inputs: dict[str, Any] = {"input_ids": tokens}
         if packed:
@@ -247,8 +258,15 @@ class Bench:
         def step() -> None:
             logits = model(**inputs).logits.flatten(0, 1)
             torch.nn.functional.cross_entropy(logits[:-1], tokens.flatten()[1:]).backward()
+            if master:
+                for weight, copy in zip(weights, trained, strict=True):
+                    copy.grad, weight.grad = weight.grad.float(), None  # type: ignore[union-attr]
+                torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            if master:
+                with torch.no_grad():
+                    torch._foreach_copy_(weights, trained)
 
         return self._seconds(step)
 

@@ -44,7 +44,14 @@ def test_every_part_runs_and_has_a_table_on_the_page() -> None:
     assert torch.distributed.is_initialized() == before
     assert not [line for line in lines(found) if "failed" in line.value or "left out" in line.value or "WRONG" in line.value]
     assert {name: [line.name for line in part] for name, part in found.items() if name != "doctor"} == {
-        "speed": ["plain loop, transformers with sdpa", "plain loop, the same with varlen", "learner", "learner over the best plain loop"],
+        "speed": [
+            "plain loop, transformers with sdpa",
+            "plain loop, the same with varlen",
+            "plain loop, float32 master weights",
+            "plain loop, float32 master weights and varlen",
+            "learner",
+            "learner over the best plain loop with float32 master weights",
+        ],
         "memory": ["peak memory at 64 tokens", "peak memory at 128 tokens"],
         "shared_prompts": ["prompt of 24, 3 answers of 8", "prompt of 8, 3 answers of 24"],
         "demo_transformers": ["transformers: engine and learner, mean difference", "transformers: reward of the calculator"],

@@ -218,6 +218,8 @@ def test_the_peak_of_a_whole_step_is_what_is_computed(stage: int, offload: bool,
     planned = sum(parts[name] for name in ("parameters", "gradients", "optimizer", "buffers")) - memory.CONTEXT
     if stage == 3:  # a bound for large models
         planned -= shape.parameters * 2
+    if stage == 2 and not offload:  # a rank that is alone has no buckets, which are more than the activations here
+        planned += parts["activations"] + parts["logits"]
     assert planned + offloaded_bytes(config, shape) == pytest.approx(held + step.peak, rel=0.1)
 
 
