@@ -178,12 +178,13 @@ class LocalRuntime:
 class ThreadedLearner:
     """A learner rank on a thread of its own, so that training does not stop the event loop.
 
-    Environments are in the same process: `env` names them in the warning that one changed the default type of tensors.
+    Environments are in the same process: `env` names them in the warning that one changed the default type of tensors, which is given once.
     """
 
     def __init__(self, rank: Any, env: str = "the environment") -> None:
         self._rank, self._env = rank, env
         self._dtype: Any = None
+        self._is_told = False
         # One thread, so that calls follow one another as in an actor.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
@@ -202,8 +203,11 @@ class ThreadedLearner:
     def _restore_dtype(self) -> None:
         import torch
 
-        if (found := torch.get_default_dtype()) != self._dtype:
-            torch.set_default_dtype(self._dtype)
+        if (found := torch.get_default_dtype()) == self._dtype:
+            return
+        torch.set_default_dtype(self._dtype)
+        if not self._is_told:
+            self._is_told = True
             remedy = "it is set back. Give dtype= to the tensors that you make, in place of torch.set_default_dtype"
             _log.warning("%s changed the default type of tensors to %s for the whole process; %s", shown_path(self._env), found, remedy)
 
