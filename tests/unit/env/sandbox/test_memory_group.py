@@ -45,6 +45,7 @@ async def test_memory_that_belongs_to_no_process_counts(group: MemoryGroup) -> N
         for again in range(2):  # also after the system has ended one
             result = await sandbox.exec(sandbox.python, "-S", "-c", HOLDS)
             assert (result.ended, result.code, result.output) == ("memory", -signal.SIGKILL, ""), again
+        assert (await sandbox.exec("sh", "-c", "exit 3")).ended == "exit"
     async with Sandbox(SandboxSpec(kind="local", memory_mib=512)) as sandbox:
         assert (await sandbox.exec(sandbox.python, "-S", "-c", HOLDS)).output == "held\n"
 

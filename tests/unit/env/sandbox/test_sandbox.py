@@ -83,7 +83,8 @@ async def test_files_stay_from_one_program_to_the_next(kind: Kind) -> None:
     ],
 )
 async def test_a_limit_ends_a_program(kind: Kind, line: str, ended: str, limits: dict[str, int]) -> None:
-    result = await sh(line.replace("PYTHON", "python3" if kind == "container" else sys.executable), kind, 3.0, **limits)
+    line = line.replace("PYTHON", "python3" if kind == "container" else sys.executable)
+    result = await sh(line, kind, 3.0 if ended == "timeout" else 20.0, **limits)
     assert result.ended == ended
     assert len(result.output) <= 64 * 1024
     if ended in ("disk", "memory"):
