@@ -14,21 +14,26 @@ from torch.utils.checkpoint import checkpoint
 
 from agentrl.learner.settings import chunk_rows
 
-Score: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From logits # [n, vocabulary], targets # [n] and temperatures # [n] to log-probabilities # [n] and entropies # [n]."""
+Score: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+"""From logits # [n, vocabulary], targets # [n] and temperatures # [n] to log-probabilities # [n] and, if wanted, entropies # [n]."""
 
 
-def token_scores(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool, top_k: int = 0) -> tuple[Tensor, Tensor]:
+def token_scores(
+    logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool, top_k: int = 0, *, wants_entropy: bool = True
+) -> tuple[Tensor, Tensor]:
     """Return log-probabilities of `targets` # [a] and entropies in nats # [a] of logits # [a, vocabulary] at a temperature each # [a].
 
     Where `targets` are several tokens for each place # [a, n], the log-probabilities are # [a, n] too. With `top_k` those of the most
-    likely tokens and the ids of these follow behind them; -inf and 0 where the vocabulary is smaller. # [a, n + 2 top_k]
+    likely tokens and the ids of these follow behind them; -inf and 0 where the vocabulary is smaller. # [a, n + 2 top_k] Entropies that
+    are not wanted are left out. # [0]
     """
-    log_p = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
-        # A token that the model excludes has the logit -inf, and 0 times that is no number.
-        p, finite = log_p.exp(), log_p.clamp(min=torch.finfo(log_p.dtype).min)
-        entropy = -(p * finite if torch.is_grad_enabled() else p.mul_(finite)).sum(-1)
+    log_p = torch.log_softmax(logits / temperature.float()[:, None], dim=-1)  # float32, which the division makes of narrower logits
+    entropy = log_p.new_empty(0)
+    if wants_entropy:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+            # A token that the model excludes has the logit -inf, and 0 times that is no number.
+            p, finite = log_p.exp(), log_p.clamp(min=torch.finfo(log_p.dtype).min)
+            entropy = -(p * finite if torch.is_grad_enabled() else p.mul_(finite)).sum(-1)
     found = log_p.gather(-1, targets.view(len(targets), -1)).view_as(targets)
     return (torch.cat([found.view(len(targets), -1), *_most_likely(log_p, top_k)], -1) if top_k else found), entropy
 
@@ -109,8 +114,8 @@ class OutputLayer:
         in `token_scores`.
         """
 
-        def scores(logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-            return token_scores(self._finish(logits), targets, temperature, entropy_gradient, top_k)
+        def scores(logits: Tensor, targets: Tensor, temperature: Tensor, wants_entropy: bool = True) -> tuple[Tensor, Tensor]:
+            return token_scores(self._finish(logits), targets, temperature, entropy_gradient, top_k, wants_entropy=wants_entropy)
 
         def inside(hidden: Tensor) -> tuple[Tensor, Tensor]:
             weight, bias = self.layer.weight, self.layer.bias
@@ -189,8 +194,8 @@ class _ChunkedScores(torch.autograd.Function):
         ctx.score, ctx.entropy_gradient, ctx.wide = score, entropy_gradient, wide
         rows = chunk_rows(len(weight))
         parts = [
-            score(_linear(h, weight, bias, wide), *rest)
-            for h, *rest in zip(*(torch.split(part, rows) for part in (hidden, targets, temperature)), strict=True)
+            score(_linear(h, weight, bias, wide), target, temp, True)
+            for h, target, temp in zip(*(torch.split(part, rows) for part in (hidden, targets, temperature)), strict=True)
         ]
         logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
         if not entropy_gradient:
@@ -223,7 +228,7 @@ def _logit_gradient(ctx: Any, logits: Tensor, targets: Tensor, temperature: Tens
     """Gradient of a chunk's scores with respect to the output of the linear layer. # [n, vocabulary]."""
     with torch.enable_grad():
         logits.requires_grad_()
-        logprobs, entropies = ctx.score(logits, targets, temperature)
+        logprobs, entropies = ctx.score(logits, targets, temperature, ctx.entropy_gradient)
         outputs = (logprobs, entropies) if ctx.entropy_gradient else (logprobs,)
         (gradient,) = torch.autograd.grad(outputs, logits, gradients[: len(outputs)])
     found: Tensor = gradient

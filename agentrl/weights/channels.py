@@ -1,6 +1,6 @@
 """Channels between GPUs: broadcasts of NCCL, and buffers on one GPU that another process maps by CUDA IPC.
 
-What is done with CUDA has not been run on a GPU.
+`CudaHandles` have been run on one H100, by `agentrl doctor`; what is done with NCCL has not been run on a GPU.
 """
 
 from __future__ import annotations

@@ -302,11 +302,12 @@ class Bench:
 
 
 def batch_of(members: int, prompt: int, length: int) -> Batch:
-    """One group of single-turn episodes with the same prompt."""
+    """One group of single-turn episodes with the same prompt, whose answers differ from their first token on."""
     given = ints(torch.arange(prompt).remainder(1000).int().numpy())
+    turns = [replace(answer(given, length), token_ids=ints(torch.full((length,), n).int().numpy())) for n in range(members)]
     trajectories = tuple(
-        Trajectory(trajectory_id=str(n), episode_id=str(n), group_id=0, turns=(answer(given, length),), status=Status.FINISHED, reward=0.0)
-        for n in range(members)
+        Trajectory(trajectory_id=str(n), episode_id=str(n), group_id=0, turns=(turn,), status=Status.FINISHED, reward=0.0)
+        for n, turn in enumerate(turns)
     )
     return collate([Group(group_id=0, task=Task("x"), trajectories=trajectories)])
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.learner.trees import share_prefixes
 from tests.benchmarks import _gpu_checks, gpu
 from tests.benchmarks._gpu_checks import Found
 
@@ -63,6 +64,12 @@ def test_every_part_runs_and_has_a_table_on_the_page() -> None:
     assert f"torch {torch.__version__}" in report
     assert all(f"| {line.name} | " in report for line in lines(found))
     assert all(f"\n## {gpu.TITLES[name]}\n" in report for name in found)
+
+
+def test_rows_with_one_prompt_share_it_and_nothing_else() -> None:
+    """On an H100 the answers were all the same once, and the tree was a single row."""
+    shared = share_prefixes(gpu.batch_of(8, 40, 10), budget=10**9, hidden_size=64, costs=gpu.ALL_SHARED)
+    assert [bundle.length for bundle in shared] == [40 + 8 * 9]  # the last token of an answer predicts nothing
 
 
 def test_a_part_that_fails_is_named_and_does_not_stop_the_others() -> None:

@@ -231,3 +231,24 @@ def test_measured_memory_is_what_shapes_say(tokens: int) -> None:
 @pytest.mark.parametrize(("tokens", "gib"), [(16384, 9.5), (32768, 17.0)])
 def test_a_7b_layer_fits(tokens: int, gib: float) -> None:
     assert peak_bytes(CASES["7b-width 2-layers"], tokens) <= gib * 2**30
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_are_those_of_logits_made_wide_first(dtype: torch.dtype) -> None:
+    """Bit for bit, with their gradient; the division makes them wide by itself, and a backward pass needs no entropies."""
+    torch.manual_seed(0)
+    logits, targets, temperature = torch.randn(6, 50, dtype=dtype), torch.randint(50, (6,)), torch.rand(6) + 0.5
+    found = []
+    for wants_entropy in (True, False):
+        given = logits.clone().requires_grad_()
+        logprobs, entropies = token_scores(given, targets, temperature, False, wants_entropy=wants_entropy)
+        logprobs.sum().backward()
+        found.append((logprobs.detach(), given.grad))
+        assert len(entropies) == (6 if wants_entropy else 0)
+    given = logits.clone().requires_grad_()
+    expected = torch.log_softmax(given.float() / temperature[:, None], -1).gather(-1, targets[:, None])[:, 0]
+    expected.sum().backward()
+    for logprobs, gradient in found:
+        assert logprobs.dtype == torch.float32
+        assert torch.equal(logprobs, expected)
+        assert torch.equal(gradient, given.grad)  # type: ignore[arg-type]
