@@ -1,4 +1,4 @@
-"""Why processes of vLLM failed: vLLM's own errors only point to what these processes logged ("See root cause above")."""
+"""The exceptions that end processes of vLLM, whose own errors only point to what these processes logged ("See root cause above")."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 CONFIGURATION = "VLLM_LOGGING_CONFIG_PATH"
 FATAL = ("EngineCore", "WorkerProc")
-"""How messages begin that vLLM logs before a process of an engine ends, with the exception."""
+"""First words of messages that vLLM logs, with the exception, before a process of an engine ends."""
 
 
 class FailureHandler(logging.Handler):
