@@ -1,6 +1,6 @@
 """Chats about drawn pictures that the bundled vision model is pretrained on, with as many mistakes as reinforcement learning needs.
 
-Pictures and prompts are those of ``envs/shapes.py`` and ``envs/picture_grid.py``. In the first phase many words are asked for about
+Pictures and prompts are those of ``envs/shapes.py`` and ``envs/picture_grid.py``. In all phases but the last, many words are asked for about
 each picture: a list of all forms with their colours, and several questions. From single answers of one word the model learns these
 words long before it looks at the picture.
 """
@@ -19,10 +19,10 @@ Turn = tuple[str, Any, str]
 """Text of the user, the picture before it or `None`, and the answer."""
 Cell = tuple[int, int]
 ANSWERS = {"colour": list(shapes.COLOURS), "count": list("1234"), "side": ["left", "right"]}
-MISTAKES = 0.7
-"""Share of the answers of the second phase that are drawn at random."""
+MISTAKES = 0.85
+"""Share of the answers of the last phase that are drawn at random."""
 QUESTIONS = 3
-"""Questions about a picture of the first phase at most."""
+"""Questions about a picture at most, of the phases before."""
 STEPS = 3
 """Pictures of a walk at most."""
 SHAPES = 0.6

@@ -23,8 +23,8 @@ from examples.vision_model.corpus import MISTAKES, rows
 from examples.vision_model.model import save_new_model
 
 BATCH_SIZE, WARMUP = 8, 20
-ROWS = 1600
-"""Rows of a phase; most pictures of shapes come in one of them only."""
+ROWS = 4000
+"""Rows of a phase at most, which none of the phases above sees twice; most pictures of shapes come in one phase only."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Phase:
     mistakes: float | None = None
 
 
-PHASES = (Phase(500, 5e-3), Phase(500, 5e-3), Phase(500, 4e-3, "cosine"), Phase(150, 5e-4, "cosine", MISTAKES))
+PHASES = (*[Phase(500, 5e-3)] * 3, Phase(500, 4e-3, "cosine"), Phase(200, 7e-4, "cosine", MISTAKES))
 
 
 def trained(model: Path, number: int, folder: Path, *, seed: int = 0, scale: float = 1.0) -> Path:

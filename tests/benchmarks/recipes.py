@@ -49,6 +49,7 @@ RECIPES = {
     "black_box": Recipe(),
     "lora": Recipe(),
     "pictures": Recipe(),
+    "picture_game": Recipe(),
     "distillation": Recipe("distill/kl", teacher="tool_use"),
 }
 
