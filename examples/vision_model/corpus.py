@@ -1,8 +1,8 @@
 """Chats about drawn pictures that the bundled vision model is pretrained on, with as many mistakes as reinforcement learning needs.
 
-Pictures and prompts are those of ``envs/shapes.py`` and ``envs/picture_grid.py``. In all phases but the last, many words are asked for about
-each picture: a list of all forms with their colours, and several questions. From single answers of one word the model learns these
-words long before it looks at the picture.
+Pictures and prompts are those of ``envs/shapes.py`` and ``envs/picture_grid.py``. In all phases but the last, many words are asked for
+about each picture: a list of all forms with their colours, and several questions. From single answers of one word the model learns
+these words long before it looks at the picture.
 """
 
 from __future__ import annotations
