@@ -5,6 +5,8 @@ observation. The words say nothing about where the walker is. Run it with the bu
 
     agentrl train --agent envs/picture_grid.py --model tiny-vision
 
+The recipe ``examples/recipes/cpu/picture_game.toml`` has the settings of a run with evaluations on other beginnings.
+
     user       [picture] Go to green.
     assistant  left
     user       [picture] Go on.

@@ -5,6 +5,8 @@ file. The question stands behind the picture in the prompt. Run it with the bund
 
     agentrl train --agent envs/shapes.py --model tiny-vision
 
+The recipe ``examples/recipes/cpu/pictures.toml`` goes on for 100 steps, with evaluations on other pictures.
+
     user       [picture] What colour is the circle?
     assistant  red
 """
