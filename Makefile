@@ -49,7 +49,7 @@ help:  ## list the targets
 install: $(STAMP)  ## build the environment in .venv (a few minutes, 3 GB)
 
 demo: $(STAMP)  ## train the bundled model to use a calculator; about a minute on 2 cores
-	$(VENV)/bin/agentrl train --agent $(DEMO_AGENT) --async $(DEMO_FLAGS)
+	$(VENV)/bin/agentrl train --agent $(DEMO_AGENT) --async --engine vllm $(DEMO_FLAGS)
 
 test: $(STAMP)  ## run the tests, three files at a time (PYTEST_WORKERS=0: one after the other)
 	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGS)

@@ -21,6 +21,7 @@ from agentrl.api.storage import storage_sign
 from agentrl.certify.before import refuse_wrong
 from agentrl.cluster.build import device, load_environment, model_path
 from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make_runtime, pool_of
+from agentrl.config.engine_rules import settle_engine
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
@@ -82,10 +83,11 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
     """
     collect_rarely()
     await on_thread(check_hub, config)
+    config, engine_note = with_engine(config)
     left, lost = config.training.max_learner_restarts, ""
     while True:
         try:
-            return await _uploaded(config, await _train_once(config, stop, callbacks, last=not left))
+            return await _uploaded(config, await _train_once(config, stop, callbacks, engine_note, last=not left))
         except DamagedCheckpointError as error:
             _log.warning("%s; going on from the newest other one", error)
         except LearnerDeadError as error:
@@ -118,7 +120,19 @@ def _can_go_on(config: TrainConfig) -> bool:
     return config.training.run_dir is not None and latest_checkpoint(config.training.run_dir) is not None
 
 
-async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
+def with_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
+    """Return the settings with the engine that ``--engine auto`` stands for, and a line about it where that is not the usual one.
+
+    An agent that calls the model itself may ask for structured outputs at any time, which vLLM alone has.
+    """
+    if config.engine.engine != "auto" or load_environment(config).kind.calls_model:
+        return config, ""
+    return settle_engine(config)
+
+
+async def _train_once(
+    config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], engine_note: str, *, last: bool = False
+) -> RunResult:
     check_model(config)
     asked, config = config, with_shares(config, gpu_bytes(config.run.device))
     if not config.run.ray_address:  # a cluster's cores are known once it is joined
@@ -143,6 +157,8 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await tracker.begin(config, rows)
+        if engine_note:
+            tracker.on_stage(engine_note)
         if saved := savings(asked, config):
             tracker.on_stage(f"to fit into the GPU: {saved}")
         first = tasks.first(PROMPTS_CHECKED)
@@ -198,6 +214,7 @@ def preview(config: TrainConfig) -> list[str]:
     gpu = gpu_bytes(config.run.device)
     fitted = with_shares(config, gpu)
     saved, signs = savings(config, fitted), filter(None, (device_sign(config), memory_sign(fitted, gpu)))
+    _, engine_note = with_engine(config)
     problem, sized, warning = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
     return [
         f"not the defaults: {', '.join(others)}",
@@ -206,6 +223,7 @@ def preview(config: TrainConfig) -> list[str]:
         *([f"{counted(len(questions), 'task')} to evaluate on"] if questions else []),
         *([f"goes on after step {begin.progress.step}"] if begin.progress.step else []),
         *([sized] if sized else []),
+        *([engine_note] if engine_note else []),
         *([f"to fit into the GPU: {saved}"] if saved else []),
         *(f"warning: {text}. {remedy}" for text, remedy in filter(None, (problem, warning))),
         *(f"warning: {sign.text}. {sign.remedy}" for sign in signs),

@@ -16,7 +16,7 @@ class EngineConfig:
 
     engine: Annotated[str, UserFile] = "auto"
     """Software that samples: ``vllm``, ``transformers``, which is for small models and single devices, or a class of your own,
-    ``file.py:Name``. ``auto``: vLLM if it is installed, else transformers."""
+    ``file.py:Name``. ``auto``: vLLM if it is installed, else transformers; training takes transformers for a tiny model on a CPU."""
     num_engines: Annotated[Count, ResumeMayChange, Alias("--vllm-num-engines")] = 1
     """Inference engines; a group runs on the least loaded one."""
     tensor_parallel_size: Annotated[Count, Alias("--vllm-tensor-parallel-size")] = 1

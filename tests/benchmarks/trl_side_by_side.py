@@ -32,7 +32,7 @@ from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
 from agentrl.core.types import Task, as_messages
 from agentrl.env.agent import StepState
 from agentrl.env.load import load_agent
-from tests.e2e.runs import ENVS, ROOT, command
+from tests.e2e.runs import ENVS, ROOT
 
 WINDOW = 5
 DEADLINE_S = 900
@@ -106,8 +106,9 @@ SYSTEMS = {
     "sync": System(f"agentrl, synchronous, {CORES} threads", (), CORES),
     "sync-local": System(f"agentrl, synchronous, `--runtime local`, {CORES} threads", ("--runtime", "local"), CORES),
     "async": System("agentrl, `--async`, 1 thread a process", ("--async",), 1),
-    "sync-tf": System("agentrl, synchronous, `--engine transformers`, 1 thread a process", ("--engine", "transformers"), 1),
-    "async-tf": System("agentrl, `--async`, `--engine transformers`, 1 thread a process", ("--async", "--engine", "transformers"), 1),
+    "sync-1": System("agentrl, synchronous, 1 thread a process", (), 1),
+    "sync-vllm": System(f"agentrl, synchronous, `--engine vllm`, {CORES} threads", ("--engine", "vllm"), CORES),
+    "async-vllm": System("agentrl, `--async`, `--engine vllm`, 1 thread a process", ("--async", "--engine", "vllm"), 1),
     "local-tf": System(
         "agentrl, synchronous, `--engine transformers --runtime local`, 1 thread each",
         ("--engine", "transformers", "--runtime", "local"),
@@ -156,7 +157,7 @@ def run(system: System, task: str, work: Workload, seed: int, steps: int) -> Res
         words = [sys.executable, "-m", "tests.benchmarks.trl_side_by_side", "--child", folder, "--task", task, "--model", work.model, *rest]
         words += ["--options", system.options, "--groups", str(work.groups), "--new-tokens", str(work.new_tokens)]
         if system.flags is not None:
-            words = command("train", *agentrl_flags(work, folder, seed, steps), *system.flags)
+            words = [sys.executable, "-m", "agentrl", "train", *agentrl_flags(work, folder, seed, steps), *system.flags]
         begin = time.perf_counter()
         # Nothing is looked up on the network: everything is local.
         env = {**os.environ, "OMP_NUM_THREADS": str(system.threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -37,8 +38,18 @@ class Run:
         return data
 
 
+CHOOSE = ("--engine", "--resume", "--config")
+"""Flags with which a run's engine is decided already."""
+
+
+def on_vllm(args: tuple[str, ...]) -> tuple[str, ...]:
+    """Have a training run sample with vLLM, as on a cluster, where it would choose another engine for the bundled model by itself."""
+    decided = any(word.partition("=")[0] in CHOOSE for word in args) or importlib.util.find_spec("vllm") is None
+    return args if decided or args[:1] != ("train",) or "--help" in args else (*args, "--engine", "vllm")
+
+
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "agentrl", *args]
+    return [sys.executable, "-m", "agentrl", *on_vllm(args)]
 
 
 def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -66,7 +77,7 @@ def train(
     words = ("train", "--agent", str(agent), "--run-dir", str(directory), *args)
     if fork and "local" in args:
         words += () if "--check-env" in args or "--resume" in args else ("--no-check-env",)  # saves the start of a process
-        code, output = forked.run(words, env or {}, timeout_s)
+        code, output = forked.run(on_vllm(words), env or {}, timeout_s)
         assert code is not None, f"no end after {timeout_s} s:\n{output}"
         return Run(code, output, directory)
     process = start(*words, env=env)
