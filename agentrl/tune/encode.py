@@ -172,8 +172,10 @@ class Encoder:
         kept = self._fit(len(ids), self._max)
         if labels[1:kept].count(IGNORED) == max(kept - 1, 0):  # nothing predicts the first token
             return self._drop()
-        self.counts.cut += kept < len(ids)
-        return [self._row(ids[:kept], labels[:kept])]
+        if kept < len(ids):
+            self.counts.cut += 1
+            ids, labels = ids[:kept], labels[:kept]
+        return [self._row(ids, labels)]
 
     def _row_with_images(self, ids: list[int], labels: list[Any], images: Sequence[str]) -> list[Row]:
         """Return a row in which tokens of images, which are not trained, stand in the places of these; none if it is too long."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.core.errors import ConfigError
+from agentrl.core.process import without_collections
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.rollout.images import ImageReader, open_reader
 from agentrl.rollout.tasks import check_model_name
@@ -71,7 +72,8 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
         DataError: If the chat template refuses one, or all are too long.
     """
     tokenizer = make_tokenizer(config)
-    found = cached(config, examples, tokenizer, lambda: _encoded(config, examples, TextCodec(tokenizer)))
+    with without_collections():
+        found = cached(config, examples, tokenizer, lambda: _encoded(config, examples, TextCodec(tokenizer)))
     notes = found.notes
     samples, ends = tuple(notes["samples"]), tuple(notes["ends"])
     return Prepared(found.parts, found.held_out, notes["counts"], samples, ends, examples.notes, notes["fingerprint"])
@@ -89,13 +91,14 @@ def _encoded(config: TuneConfig, examples: Examples, codec: TextCodec) -> Kept:
     if getattr(config.method, "packing", False):
         parts = tuple(pack(part, config.data.max_length) for part in parts)
         held_out = pack(held_out, config.data.max_length)
+    tables, held = tuple(as_rows(part) for part in parts), as_rows(held_out)
     notes = {
         "counts": {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)},
         "samples": samples,
         "ends": [token for token, _ in encoder.ends.most_common()],
-        "fingerprint": fingerprint(row for part in (*parts, held_out) for row in part),
+        "fingerprint": fingerprint(*tables, held),
     }
-    return Kept(tuple(as_rows(part) for part in parts), as_rows(held_out), notes)
+    return Kept(tables, held, notes)
 
 
 def image_reader(config: TuneConfig) -> ImageReader | None:

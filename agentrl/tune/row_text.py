@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ class TextBatch:
         pieces = self._known.get(text)
         if pieces is None or not all(piece in self._ids for piece in pieces):
             return self._codec.encode_texts([text])[0]
-        return self._ids[pieces[0]] if len(pieces) == 1 else [token for piece in pieces for token in self._ids[piece]]
+        return self._ids[pieces[0]] if len(pieces) == 1 else list(itertools.chain.from_iterable(map(self._ids.__getitem__, pieces)))
 
 
 class RowOfTurns:

@@ -125,6 +125,23 @@ def test_text_and_conditional_training(tmp_path: Path):
     assert "<quality " in (rated.run_dir / "samples.txt").read_text()
 
 
+def test_one_bad_line_among_ten_thousand_is_named_and_the_others_train(tmp_path: Path):
+    data = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"prompt": f"{number} + 1 =", "completion": str(number + 1)}) for number in range(10_000)]
+    data.write_text("\n".join([*lines[:6172], '{"prompt": "6172 + 1 =", "completion": 61', *lines[6173:]]), encoding="utf-8")
+    words = ["sft", "--data", str(data), "--num-steps", "2", "--batch-size", "8", "--eval-size", "0", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command(*words, "--bad-rows", "skip"), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "1 rows skipped" in said or "1 row skipped" in said
+    assert "line 6173" in said
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["data"]["train"]["examples"] == 9_999
+    refused = subprocess.run(command(*words), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert refused.returncode == 2
+    assert "line 6173" in refused.stderr
+
+
 def start(*words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command(*words), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
 
