@@ -105,7 +105,7 @@ def _flat(lists: Sequence[list[Any]]) -> Any:
         flat = array("d")
         for each in lists:
             flat.fromlist(each)
-    return np.array(flat, copy=False) if flat else np.zeros(0, np.int32)
+    return np.asarray(flat)
 
 
 def as_rows(rows: Sequence[Row]) -> Sequence[Row]:

@@ -48,7 +48,7 @@ def test_a_table_gives_its_rows_back_also_from_files(tmp_path: Path) -> None:
 
 
 def test_numbers_of_a_column_are_whole_unless_a_later_row_has_fractions() -> None:
-    assert list(as_rows([{"labels": [1, 2]}, {"labels": [0.5]}])) == [{"labels": [1, 2]}, {"labels": [0.5]}]
+    assert list(as_rows([{"labels": [1, 2]}, {"labels": [0.1]}])) == [{"labels": [1, 2]}, {"labels": [0.1]}]
     assert list(as_rows([{"prompt_ids": []}, {"prompt_ids": []}])) == [{"prompt_ids": []}] * 2
 
 
