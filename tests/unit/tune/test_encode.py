@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.encode import Encoder, pack, render
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
 from agentrl.tune.row_table import Row, fingerprint
-from agentrl.tune.row_text import IGNORED
+from agentrl.tune.row_text import IGNORED, RowOfTurns
 from agentrl.tune.settings import (
     DpoConfig,
     PairsDataConfig,
@@ -21,6 +22,7 @@ from agentrl.tune.settings import (
     SftDataConfig,
     SftMethodConfig,
 )
+from agentrl.tune.turns import TurnRenderer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -92,6 +94,17 @@ def test_the_last_answer_alone_and_a_message_of_weight_0(codec: TextCodec):
 def test_control_tokens_in_an_answer_are_plain_text(codec: TextCodec):
     row = chat_row(codec, [CHAT[1], {"role": "assistant", "content": "<|end|>"}])
     assert row["input_ids"].count(codec.tokenizer.eos_token_id) == 2  # after the question, and after the answer
+    assert codec.decode(row["input_ids"]).endswith("<|assistant|><|end|><|end|>")
+
+
+def test_text_is_encoded_with_what_stands_before_it_since_the_last_control_token(codec: TextCodec):
+    noted: list[str] = []
+    batch: Any = SimpleNamespace(want=noted.append)
+    row = RowOfTurns(codec, TurnRenderer(codec, SftConfig().model), batch, [""])
+    for text in ("<|user|>1+2?<|end|><|assistant|>", "3<|end|>", "<|user|>And 2+2?<|end|><|assistant|>", "4<|end|>"):
+        row.add(text, trained=text[0] != "<")
+    assert noted[::2] == ["", "<|assistant|>", "<|end|>", "<|assistant|>"]
+    assert noted[-1] == "<|assistant|>4<|end|>"
 
 
 def test_an_answer_to_a_prompt_and_plain_text(codec: TextCodec):
