@@ -97,8 +97,8 @@ def _column(values: Sequence[Any]) -> tuple[Any, Any]:
 
 def _flat(lists: Sequence[list[Any]]) -> Any:
     """Return the numbers of lists in one array: whole ones unless there are fractions."""
+    flat: Any = array("i")  # takes lists of numbers twice as fast as NumPy does
     try:
-        flat = array("i")  # takes lists of numbers twice as fast as NumPy does
         for each in lists:
             flat.fromlist(each)
     except TypeError:
