@@ -140,6 +140,15 @@ def test_a_specification_says_all_and_is_read_again(tmp_path: Path, calls: list[
     assert load_agent(agent.spec).spec == agent.spec
 
 
+def test_the_file_of_an_agent_is_found_from_other_folders(
+    tmp_path: Path, calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    agent = load_agent(f"harbor:{one_task(tmp_path)}?agent=mine.py:Mine&python=py")
+    assert f"&agent={tmp_path / 'mine.py'}:Mine&" in agent.spec
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
