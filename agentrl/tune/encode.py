@@ -170,12 +170,15 @@ class Encoder:
         if images or self._places(ids):
             return self._row_with_images(ids, labels, images)
         kept = self._fit(len(ids), self._max)
-        if labels[1:kept].count(IGNORED) == max(kept - 1, 0):  # nothing predicts the first token
-            return self._drop()
-        if kept < len(ids):
-            self.counts.cut += 1
+        cut = kept < len(ids)
+        if cut:
             ids, labels = ids[:kept], labels[:kept]
-        return [self._row(ids, labels)]
+        trained = kept - labels.count(IGNORED)
+        if trained == (kept > 0 and labels[0] != IGNORED):  # nothing predicts the first token
+            return self._drop()
+        self.counts.cut += cut
+        self._count(kept, trained)
+        return [{"input_ids": ids, "labels": labels}]
 
     def _row_with_images(self, ids: list[int], labels: list[Any], images: Sequence[str]) -> list[Row]:
         """Return a row in which tokens of images, which are not trained, stand in the places of these; none if it is too long."""
