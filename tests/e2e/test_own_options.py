@@ -58,7 +58,7 @@ def weights(run: Run) -> bytes:
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_flags_python_and_resumption_take_the_options(tmp_path: Path, file: Path) -> None:
-    own = ("--policy-loss", f"{file}:mine", "--off-policy", f"{file}:cut", "--runtime", "local")
+    own = ("--policy-loss", f"{file}:mine", "--off-policy", f"{file}:cut", "--runtime", "local", "--engine", "transformers")
     run = succeeded(train(tmp_path / "flags", *FLAGS, *own, "--my-tau", "3", "--my-bound", "1.5"))
     options = json.loads((run.directory / "config.json").read_text())["algo"]["options"]
     assert (options["my_tau"], options["my_bound"], options["advantage_std_norm"]) == (3.0, 1.5, True)
@@ -68,7 +68,15 @@ def test_flags_python_and_resumption_take_the_options(tmp_path: Path, file: Path
 
     words = dict(zip([word[2:].replace("-", "_") for word in SMALL[::2]], SMALL[1::2], strict=True))
     sizes = {name: type_of(value) for name, value in words.items()}
-    given = {**sizes, "num_steps": 2, "record": "none", "tensorboard": False, "runtime": "local", "check_env": False}
+    given = {
+        **sizes,
+        "num_steps": 2,
+        "record": "none",
+        "tensorboard": False,
+        "runtime": "local",
+        "engine": "transformers",
+        "check_env": False,
+    }
     agent = str(given.pop("agent", ROOT / "envs" / "arithmetic.py"))
     python = agentrl.train(
         agent, **given, run_dir=tmp_path / "python", policy_loss=f"{file}:mine", off_policy=f"{file}:cut", my_tau=3.0, my_bound=1.5
