@@ -113,10 +113,11 @@ def test_adafactor_scales_its_step_by_the_size_of_a_parameter() -> None:
     module = Layered()
     with torch.no_grad():
         module.head.weight.fill_(0.5)
-    optimizer = build_optimizer(module, settings("adafactor", weight_decay=0.0))
+    rate = 0.03  # another than the default of torch's class
+    optimizer = build_optimizer(module, settings("adafactor", weight_decay=0.0, learning_rate=rate))
     module.head.weight.grad = torch.ones_like(module.head.weight)
     optimizer.step()
-    assert torch.allclose(module.head.weight, torch.full_like(module.head.weight, 0.5 - 0.01 * 0.5))
+    assert torch.allclose(module.head.weight, torch.full_like(module.head.weight, 0.5 - rate * 0.5))
 
 
 def test_a_loaded_state_goes_on_as_if_nothing_had_happened() -> None:
