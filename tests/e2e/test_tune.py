@@ -75,7 +75,7 @@ def with_teacher(method: str, request: pytest.FixtureRequest) -> dict[str, str]:
 
 def losses_of(result: TuneResult) -> list[float]:
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
+    return [row["loss"] for row in rows if row.get("loss") is not None]
 
 
 @pytest.mark.parametrize(("method", "data"), DATA_OF, ids=[method for method, _ in DATA_OF])
