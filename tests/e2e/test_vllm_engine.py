@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -105,11 +106,10 @@ def test_the_failure_of_a_process_of_vllm_names_its_cause(model: Any, tmp_path: 
     """As on a GPU, where vLLM's core is a process, and its own error says only that there is a root cause above."""
     place = Path(saved(model, tmp_path / "model"))
     save_file({"model.layers.7.input_layernorm.weight": torch.zeros(2)}, place / "model.safetensors")
-    held = tmp_path / "held"
-    held.mkdir()
-    command = [sys.executable, "-c", BROKEN, str(place), str(held)]
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "TMPDIR": str(held)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    with tempfile.TemporaryDirectory() as held:  # short: vLLM's sockets are in it, whose paths have a limit
+        command = [sys.executable, "-c", BROKEN, str(place), held]
+        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "TMPDIR": held}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("said", "left")))
     assert "vLLM did not start with model" in lines["said"], done.stderr
     assert "ValueError: " in lines["said"], done.stderr

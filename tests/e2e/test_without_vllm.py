@@ -31,7 +31,7 @@ def test_without_vllm_a_run_trains_and_is_repeatable(tmp_path: Path) -> None:
     paths = os.pathsep.join(filter(None, (str(tmp_path / "hidden"), os.environ.get("PYTHONPATH"))))
     words = ("--num-steps", "3", "--runtime", "local", "--learning-rate", "3e-4", *SMALL)
     agent = ENVS / "calculator.py"  # two turns, so that the second finds the keys and values of the first
-    hidden = succeeded(train(tmp_path / "hidden-run", *words, agent=agent, env={"PYTHONPATH": paths}, fork=False))
+    hidden = succeeded(train(tmp_path / "hidden-run", *words, "--engine", "auto", agent=agent, env={"PYTHONPATH": paths}, fork=False))
     named = succeeded(train(tmp_path / "named-run", *words, "--engine", "transformers", agent=agent))
     for run in (hidden, named):
         assert max(row["mismatch/max"] for row in run.metrics) <= 1e-4
