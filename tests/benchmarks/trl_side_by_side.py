@@ -109,6 +109,7 @@ SYSTEMS = {
     "sync-1": System("agentrl, synchronous, 1 thread a process", (), 1),
     "sync-vllm": System(f"agentrl, synchronous, `--engine vllm`, {CORES} threads", ("--engine", "vllm"), CORES),
     "async-vllm": System("agentrl, `--async`, `--engine vllm`, 1 thread a process", ("--async", "--engine", "vllm"), 1),
+    "async-tf": System("agentrl, `--async`, `--engine transformers`, 1 thread a process", ("--async", "--engine", "transformers"), 1),
     "local-tf": System(
         "agentrl, synchronous, `--engine transformers --runtime local`, 1 thread each",
         ("--engine", "transformers", "--runtime", "local"),
