@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,10 @@ def test_two_steps_on_arithmetic(smollm2: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("method", "data"), [("sft", "chats"), ("dpo", "pairs"), ("kto", "labelled"), ("reward-model", "helpful")])
 def test_weights_in_4_bits_with_an_adapter_of_dora(method: str, data: str, smollm2: Path, tmp_path: Path) -> None:
     form = {"lora_rank": 8, "use_dora": True, "load_in_4bit": True}
-    given = {"data": f"examples/tune/{data}.jsonl", "run_dir": tmp_path / "run", "num_steps": 3, "batch_size": 4, "eval_size": 8}
+    sizes = {"num_steps": 3, "batch_size": 4, "eval_size": 8}
+    given: dict[str, Any] = {"data": f"examples/tune/{data}.jsonl", "run_dir": tmp_path / "run", **sizes}
+    if method == "kto":  # its loss begins at 0.5 with any model, and three steps at the usual rate are noise
+        given["learning_rate"] = 1e-3
     result = tune(method, model=str(smollm2), **form, **given)
     assert result.status == "finished"
     assert result.summary["eval"]["last"]["loss"] < result.summary["eval"]["first"]["loss"]
