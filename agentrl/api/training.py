@@ -19,9 +19,8 @@ from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.api.storage import storage_sign
 from agentrl.certify.before import refuse_wrong
-from agentrl.cluster.build import device, load_environment, model_path
+from agentrl.cluster.build import device, load_environment, model_path, with_engine
 from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make_runtime, pool_of
-from agentrl.config.engine_rules import settle_engine
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
@@ -118,16 +117,6 @@ def _what_is_left(config: TrainConfig) -> str:
 
 def _can_go_on(config: TrainConfig) -> bool:
     return config.training.run_dir is not None and latest_checkpoint(config.training.run_dir) is not None
-
-
-def with_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
-    """Return the settings with the engine that ``--engine auto`` stands for, and a line about it where that is not the usual one.
-
-    An agent that calls the model itself may ask for structured outputs at any time, which vLLM alone has.
-    """
-    if config.engine.engine != "auto" or load_environment(config).kind.calls_model:
-        return config, ""
-    return settle_engine(config)
 
 
 async def _train_once(

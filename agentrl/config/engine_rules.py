@@ -8,7 +8,6 @@ from typing import Any
 from agentrl.config.engine_args import check_engine_args
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.config.learner import LearnerConfig
-from agentrl.config.model_shape import read_shape, reads_images
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
@@ -69,12 +68,12 @@ def _engine_args_are_known(config: PlaySettings) -> None:
     check_engine_args(config.engine.engine_args)
     if config.engine.uses_vllm:
         return
-    for flag, value in _wants_vllm(config):
+    for flag, value in wants_vllm(config):
         raise ConfigError(flag, value, "needs vLLM", "Use --engine vllm (pip install agentrl[vllm], on a CPU agentrl[cpu]).")
 
 
-def _wants_vllm(config: PlaySettings) -> Iterator[tuple[str, Any]]:
-    """The flags of `config` that the engine of transformers does not have, with their values."""
+def wants_vllm(config: PlaySettings) -> Iterator[tuple[str, Any]]:
+    """Yield the flags of `config` that the engine of transformers does not have, with their values."""
     engine, endpoint = config.engine, config.endpoint
     for flag, value, wanted in (
         ("--tensor-parallel-size", engine.tensor_parallel_size, engine.tensor_parallel_size > 1),
@@ -85,28 +84,6 @@ def _wants_vllm(config: PlaySettings) -> Iterator[tuple[str, Any]]:
     ):
         if wanted:
             yield flag, value
-
-
-TINY = 10_000_000
-"""Parameters below which a training run on a CPU takes the engine of transformers by itself."""
-
-
-def settle_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
-    """Return the settings with transformers in place of ``--engine auto`` for a tiny model on a CPU, and why; else as they are, and "".
-
-    A step of vLLM costs more Python than such a model costs arithmetic: docs/engines.md has the figures, and `tests.benchmarks.engine_cost`
-    measures them. They are of a dense model of text, so a model of another form, or one whose sizes are unknown, keeps vLLM. So do flags
-    that need it, a cluster that is joined, whose machines are not known yet, and a run that is resumed, which recorded its engine.
-    """
-    shape = read_shape(config.model.model)
-    if config.engine.engine != "auto" or not config.engine.uses_vllm or config.training.resume or shape is None:
-        return config, ""
-    common = shape.exact and not shape.experts and not shape.quantization and not reads_images(config.model.model)
-    elsewhere = bool(config.run.ray_address) or num_gpus(config.run.device) > 0
-    if shape.parameters >= TINY or not common or elsewhere or any(_wants_vllm(config)):
-        return config, ""
-    why = f"engine transformers, for {shape.parameters / 1e6:.2g} million parameters on a CPU (--engine vllm takes vLLM)"
-    return changed(config, engine="transformers"), why
 
 
 def _device_is_there(config: PlaySettings) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from agentrl.config.model_shape import ModelShape, read_shape
+from agentrl.config.engine_rules import wants_vllm
+from agentrl.config.model_shape import ModelShape, read_shape, reads_images
 from agentrl.config.optimizers import OPTIMIZERS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, flag
+from agentrl.core.process import num_gpus
 
 MEDIUM, LARGE, HUGE = 5e7, 5e8, 2e10
 """Parameters from which a model is taken for pretrained, for a large one, and for one that needs smaller micro-batches."""
@@ -21,6 +23,9 @@ ADAPTER_FACTOR = 10
 
 ADAPTER_RATE = 2e-3
 """Learning rate of an adapter beside the bundled model."""
+
+TINY = 10_000_000
+"""Parameters below which a training run on a CPU takes the engine of transformers by itself."""
 
 LONG_ANSWER = 1024
 DESTRUCTIVE = 20
@@ -86,3 +91,21 @@ def rate_warning(config: TrainConfig) -> tuple[str, str] | None:
 
 def _shape(config: TrainConfig) -> ModelShape | None:
     return read_shape(config.model.model)
+
+
+def settle_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
+    """Return the settings with transformers in place of ``--engine auto`` for a tiny model on a CPU, and why; else as they are, and "".
+
+    A step of vLLM costs more Python than such a model costs arithmetic: docs/engines.md has the figures, and `tests.benchmarks.engine_cost`
+    measures them. They are of a dense model of text, so a model of another form, or one whose sizes are unknown, keeps vLLM. So do flags
+    that need it, a cluster that is joined, whose machines are not known yet, and a run that is resumed, which recorded its engine.
+    """
+    shape = _shape(config)
+    if config.engine.engine != "auto" or not config.engine.uses_vllm or config.training.resume or shape is None:
+        return config, ""
+    common = shape.exact and not shape.experts and not shape.quantization and not reads_images(config.model.model)
+    elsewhere = bool(config.run.ray_address) or num_gpus(config.run.device) > 0
+    if shape.parameters >= TINY or not common or elsewhere or any(wants_vllm(config)):
+        return config, ""
+    why = f"engine transformers, for {shape.parameters / 1e6:.2g} million parameters on a CPU (--engine vllm takes vLLM)"
+    return changed(config, engine="transformers"), why

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class FailureHandler(logging.Handler):
         """Write the type and message of the exception."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and str(record.msg).startswith(FATAL):
-            with open(self._path, "a", encoding="utf-8") as file:
+            with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:  # the notes of an engine that is closed are gone
                 file.write(reason_of(error) + "\n")
 
 

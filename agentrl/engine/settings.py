@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.schema import ModelConfig
-from agentrl.core.process import LOOPBACK
+from agentrl.core.process import LOOPBACK, without_collections
 
 Device = Literal["cpu", "cuda"]
 Transport = Literal["shm", "nccl", "ipc"]
@@ -89,14 +89,11 @@ def without_gc() -> Iterator[None]:
     Importing PyTorch and vLLM makes millions of lasting objects, which the collector would walk again and again: 3 of the
     7 seconds that it takes to start an engine for a small model.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
+    with without_collections():
+        try:
+            yield
+        finally:
+            gc.freeze()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,14 +107,12 @@ class VllmEngine(FencedEngine):
         """Release processes and memory; safe to call twice."""
         llm, self._llm = self._llm, None
         self._dead = self._dead or "it was closed"
-        if llm is None:
-            self._failures.close()
-            return
-        # First, or calls of `generate` that are under way would wait for ever.
-        llm.output_processor.propagate_error(RuntimeError(self._dead))
-        if llm.output_handler is not None:
-            llm.output_handler.cancel()
-        await asyncio.to_thread(llm.shutdown, 30.0)
+        if llm is not None:
+            # First, or calls of `generate` that are under way would wait for ever.
+            llm.output_processor.propagate_error(RuntimeError(self._dead))
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()
+            await asyncio.to_thread(llm.shutdown, 30.0)
         self._failures.close()
         del llm
         gc.collect()  # vLLM's objects form cycles; the model would stay until some later collection
@@ -130,10 +128,8 @@ class VllmEngine(FencedEngine):
             from agentrl.engine.vllm_images import ImagePrompts
         self._stamps = stamps_tokens()
         self._make_params = launch.sampling_params
-        with without_main():
-            self._llm = launch.build(
-                self._settings, self._failures
-            )  # not returned: something in vLLM's start keeps the caller's future alive
+        with without_main():  # the engine is not returned: something in vLLM's start keeps the caller's future alive
+            self._llm = launch.build(self._settings, self._failures)
         self._placeholders = launch.placeholders(self._llm)
         self._images = ImagePrompts(self._llm.renderer, launch.image_problem(self._llm.model_config.hf_config, self._settings.device))
 

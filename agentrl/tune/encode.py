@@ -163,7 +163,7 @@ class Encoder:
         if isinstance(example, Text) and len(ids) > self._max and self._overlong == "split":
             self.counts.split += 1
             parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
-            return [self._row(part, list(part)) for part in parts if len(part) > 1]
+            return [self._row(part, list(part), len(part)) for part in parts if len(part) > 1]
         return self._fitted_row(ids, labels)
 
     def _fitted_row(self, ids: list[int], labels: list[Any], images: Sequence[str] = ()) -> list[Row]:
@@ -177,8 +177,7 @@ class Encoder:
         if trained == (kept > 0 and labels[0] != IGNORED):  # nothing predicts the first token
             return self._drop()
         self.counts.cut += cut
-        self._count(kept, trained)
-        return [{"input_ids": ids, "labels": labels}]
+        return [self._row(ids, labels, trained)]
 
     def _row_with_images(self, ids: list[int], labels: list[Any], images: Sequence[str]) -> list[Row]:
         """Return a row in which tokens of images, which are not trained, stand in the places of these; none if it is too long."""
@@ -192,7 +191,8 @@ class Encoder:
         targets += labels[begin:]
         if len(expanded) > self._max or all(label == IGNORED for label in targets[1:]):
             return self._drop()
-        return [{**self._row(expanded, targets), "images": list(used)}]
+        trained = len(targets) - targets.count(IGNORED)
+        return [{**self._row(expanded, targets, trained), "images": list(used)}]
 
     def _check_places(self, rows: Sequence[Sequence[int]], images: Sequence[str]) -> None:
         """Raise `ImageError` if no row has the places of all images, because the chat template leaves some out."""
@@ -229,8 +229,8 @@ class Encoder:
             return length
         return max(room, 0) if self._overlong == "cut" else 0
 
-    def _row(self, ids: list[int], labels: list[Any]) -> Row:
-        self._count(len(ids), len(labels) - labels.count(IGNORED))
+    def _row(self, ids: list[int], labels: list[Any], trained: int) -> Row:
+        self._count(len(ids), trained)
         return {"input_ids": ids, "labels": labels}
 
     def _count(self, tokens: int, trained: int) -> None:

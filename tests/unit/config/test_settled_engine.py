@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.api.training import with_engine
 from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
+from agentrl.cluster.build import with_engine
 from agentrl.config.commands import load_config
 from agentrl.config.engine import EngineConfig
-from agentrl.config.engine_rules import TINY, settle_engine
+from agentrl.config.model_defaults import TINY, settle_engine
 from agentrl.config.model_shape import read_shape
 from agentrl.config.sections import changed
 

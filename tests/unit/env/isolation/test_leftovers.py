@@ -48,6 +48,23 @@ def test_processes_that_began_since_then_are_ended_and_named(caplog: pytest.LogC
         before.wait()
 
 
+def test_compile_workers_of_torch_are_not_the_environments(caplog: pytest.LogCaptureFixture) -> None:
+    """The learner's compiled attention starts them, and they end with what they work for."""
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    leftovers = Leftovers()
+    pool = SubprocPool(1)
+    try:
+        deadline = time.monotonic() + 5
+        while "compile_worker" not in command_line(pool.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)  # until it runs its own program
+        leftovers.end()
+        assert pool.process.poll() is None
+        assert not caplog.text
+    finally:
+        pool.shutdown()
+
+
 def test_processes_of_the_main_thread_stay_where_a_program_trains_on_another() -> None:
     made: list[Leftovers] = []
     thread = threading.Thread(target=lambda: made.append(Leftovers()))
