@@ -91,12 +91,12 @@ EXAMPLES = (
     ),
     Example(
         name="compose",
-        run="RUN mkdir -p /work && echo one two three > /work/text",
+        run="RUN mkdir -p /book && echo one two three > /book/text",
         told="Write the number of words in text to words.",
         solve="wc -w < text > words",
-        holds='[ "$(tr -d " " < /work/words 2>/dev/null)" = 3 ]',
+        holds='[ "$(tr -d " " < /book/words 2>/dev/null)" = 3 ]',
         files={
-            "environment/docker-compose.yaml": "services:\n  main:\n    build: .\n    working_dir: /work\n    environment:\n      A: b\n"
+            "environment/docker-compose.yaml": "services:\n  main:\n    build: .\n    working_dir: /book\n    environment:\n      A: b\n"
         },
     ),
     Example(

@@ -11,7 +11,6 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.algo.estimators import estimator_facts
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, savings, with_shares
@@ -25,7 +24,7 @@ from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed, flag, settings_of
+from agentrl.config.sections import changed
 from agentrl.config.teacher import teacher_specs
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
@@ -56,7 +55,6 @@ from agentrl.rollout.settings import episode_settings, partner_folder
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.rollout.teachers import HttpTeacher
 from agentrl.track.callbacks import CallbackLike, load_callbacks
-from agentrl.track.text import counted
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
 
 _log = logging.getLogger(__name__)
@@ -173,50 +171,6 @@ async def _train_once(
         tracker.on_stage("closing")
         await uninterrupted(runtime.close())
         await tracker.finish(status=status, ledger=ledger, agent=config.run.agent, stop_reason=stop_reason)
-
-
-def preview(config: TrainConfig) -> list[str]:
-    """Return the lines of ``--dry-run`` for a person: settings that are not the defaults, the size of a step, and the data.
-
-    Raises:
-        ConfigError: If the environment, the tasks or the model cannot be used, or the run cannot be resumed with these settings.
-    """
-    check_hub(config)
-    check_model(config)
-    begin = resume_point(config)
-    agent = load_environment(config)
-    tasks, questions = open_tasks(config, agent), run_eval_tasks(config, agent)
-    form = TrainConfig.schema(vars(config.algo))
-    loaded = config.to_load(form)
-    given = [(item, getattr(getattr(loaded, item.section), item.name)) for item in settings_of(form).values()]
-    implied = {("runtime", "ray"), *((("max_staleness", config.flow.staleness),) if config.flow.staleness <= 1 else ())}
-    others = [
-        flag(item.name) if value is True else f"{flag(item.name)} {value}" if value is not False else flag(f"no_{item.name}")
-        for item, value in given
-        if value != item.default and not (isinstance(value, str | int) and (item.name, value) in implied)
-    ]
-    check_all_prompts(config, [*tasks.first(PROMPTS_CHECKED), *questions])
-    groups, samples, steps = config.flow.groups_per_step, config.sampling.n_samples_per_prompt, config.training.num_steps
-    count, drawn = tasks.num_tasks, groups * steps
-    greedy = ", and a greedy one beside each group" if estimator_facts(config.algo.advantage_estimator).greedy_baseline else ""
-    endless = f"tasks without a known end, of which {drawn} are drawn"
-    gpu = gpu_bytes(config.run.device)
-    fitted = with_shares(config, gpu)
-    saved, signs = savings(config, fitted), filter(None, (device_sign(config), memory_sign(fitted, gpu)))
-    _, engine_note = with_engine(config)
-    problem, sized, warning = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
-    return [
-        f"not the defaults: {', '.join(others)}",
-        f"{groups * samples} episodes per step ({groups} groups of {samples}), {drawn * samples} in {steps} steps{greedy}",
-        f"{counted(count, 'task')}, {drawn / count:.2g} epochs in {steps} steps" if count else endless,
-        *([f"{counted(len(questions), 'task')} to evaluate on"] if questions else []),
-        *([f"goes on after step {begin.progress.step}"] if begin.progress.step else []),
-        *([sized] if sized else []),
-        *([engine_note] if engine_note else []),
-        *([f"to fit into the GPU: {saved}"] if saved else []),
-        *(f"warning: {text}. {remedy}" for text, remedy in filter(None, (problem, warning))),
-        *(f"warning: {sign.text}. {sign.remedy}" for sign in signs),
-    ]
 
 
 def _title(config: TrainConfig) -> str:

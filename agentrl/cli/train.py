@@ -21,7 +21,8 @@ def main(words: list[str]) -> int:
     from agentrl.api.resume import saved_so_far, with_saved_settings
 
     given = load(TRAIN, with_saved_settings([word for word in words if word != "--dry-run"]))
-    from agentrl.api.training import preview, train
+    from agentrl.api.preview import preview
+    from agentrl.api.training import train
 
     if "--dry-run" in words:
         config = with_directory(given)
