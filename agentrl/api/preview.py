@@ -1,4 +1,4 @@
-"""What ``agentrl train --dry-run`` says of a run."""
+"""The lines of ``agentrl train --dry-run``."""
 
 from __future__ import annotations
 
