@@ -5,9 +5,9 @@ from __future__ import annotations
 from agentrl.algo.estimators import estimator_facts
 from agentrl.api.hub import check_hub
 from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, savings, with_shares
-from agentrl.api.resume import resume_point
+from agentrl.api.resume import choose_engine, resume_point
 from agentrl.api.training import PROMPTS_CHECKED, check_all_prompts
-from agentrl.cluster.build import load_environment, with_engine
+from agentrl.cluster.build import load_environment
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, settings_of
@@ -24,7 +24,8 @@ def preview(config: TrainConfig) -> list[str]:
     """
     check_hub(config)
     check_model(config)
-    begin = resume_point(config)
+    settled, engine_note = choose_engine(config)
+    begin = resume_point(settled)
     agent = load_environment(config)
     tasks, questions = open_tasks(config, agent), run_eval_tasks(config, agent)
     form = TrainConfig.schema(vars(config.algo))
@@ -44,7 +45,6 @@ def preview(config: TrainConfig) -> list[str]:
     gpu = gpu_bytes(config.run.device)
     fitted = with_shares(config, gpu)
     saved, signs = savings(config, fitted), filter(None, (device_sign(config), memory_sign(fitted, gpu)))
-    _, engine_note = with_engine(config)
     problem, sized, warning = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
     return [
         f"not the defaults: {', '.join(others)}",

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.cluster.build import with_engine
 from agentrl.config.load import flag_value
-from agentrl.config.mapping import differences
+from agentrl.config.mapping import differences, flattened
 from agentrl.config.plugins import check_files_unchanged
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
@@ -126,31 +128,50 @@ def resume_point(config: TrainConfig) -> ResumePoint:
             or if ``--checkpoint-upload`` cannot be used, or holds another run.
         CheckpointError: If the checkpoint cannot be read.
     """
+    point, saved = _newest(config)
+    run_dir, resume, steps = config.training.run_dir, config.training.resume, config.training.num_steps
+    if run_dir is None or not saved:
+        return point
+    if resume != AUTO and _ended(run_dir).get("status") == "finished" and _ended(run_dir).get("steps", 0) >= steps:
+        problem = f"has finished: it did its {point.progress.step} steps"
+        raise ConfigError("--resume", resume, problem, f"Give --num-steps more than {point.progress.step} to train it further.")
+    _check_unchanged(saved, config)
+    check_files_unchanged(config, run_dir)
+    return point
+
+
+def choose_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
+    """Return the settings with the engine that ``--engine auto`` stands for, and a line about it where that is not the usual one.
+
+    A run that goes on keeps the engine that it began with, so the command that began it also resumes it.
+
+    Raises:
+        ConfigError: As `resume_point`, but for changed settings; or if the environment cannot be loaded.
+        CheckpointError: If the checkpoint cannot be read.
+    """
+    saved = _newest(config)[1] if config.engine.engine == AUTO and config.training.resume else {}
+    return (changed(config, engine=flattened(saved).get("engine", AUTO)), "") if saved else with_engine(config)
+
+
+def _newest(config: TrainConfig) -> tuple[ResumePoint, Mapping[str, Any]]:
+    """Return the newest complete checkpoint, in the run's directory or a copy, and its settings; without one the beginning, and none."""
     run_dir, resume, upload = config.training.run_dir, config.training.resume, config.training.checkpoint_upload
     copy = _newest_copy(config)
     if not resume or run_dir is None:
         if copy is not None:
             remedy = "Give another folder, or continue that run with --resume."
             raise ConfigError("--checkpoint-upload", upload, "already holds the checkpoints of a run", remedy)
-        return ResumePoint(Progress())
+        return ResumePoint(Progress()), {}
     path = latest_checkpoint(run_dir)
     if path is not None and (copy is None or copy.step <= step_of(path)):
         progress, saved = read_checkpoint(path)
-        point = ResumePoint(progress, path)
-    elif copy is not None:
+        return ResumePoint(progress, path), saved
+    if copy is not None:
         progress, saved, _ = read_copy(copy)
-        point = ResumePoint(progress, copy=copy)
-    elif resume == AUTO:
-        return ResumePoint(Progress())
-    else:
-        raise ConfigError("--resume", resume, *_nothing_to_resume(run_dir))
-    steps = config.training.num_steps
-    if resume != AUTO and _ended(run_dir).get("status") == "finished" and _ended(run_dir).get("steps", 0) >= steps:
-        problem = f"has finished: it did its {progress.step} steps"
-        raise ConfigError("--resume", resume, problem, f"Give --num-steps more than {progress.step} to train it further.")
-    _check_unchanged(saved, config)
-    check_files_unchanged(config, run_dir)
-    return point
+        return ResumePoint(progress, copy=copy), saved
+    if resume == AUTO:
+        return ResumePoint(Progress()), {}
+    raise ConfigError("--resume", resume, *_nothing_to_resume(run_dir))
 
 
 def _newest_copy(config: TrainConfig) -> CheckpointCopy | None:

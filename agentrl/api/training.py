@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, savings, with_shares
-from agentrl.api.resume import ResumePoint, resume_point, rewind_records
+from agentrl.api.resume import ResumePoint, choose_engine, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.api.storage import storage_sign
 from agentrl.certify.before import refuse_wrong
-from agentrl.cluster.build import device, load_environment, model_path, with_engine
+from agentrl.cluster.build import device, load_environment, model_path
 from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make_runtime, pool_of
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
@@ -80,7 +80,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
     """
     collect_rarely()
     await on_thread(check_hub, config)
-    config, engine_note = with_engine(config)
+    config, engine_note = await on_thread(choose_engine, config)  # an address may take its time
     left, lost = config.training.max_learner_restarts, ""
     while True:
         try:

@@ -98,10 +98,10 @@ def settle_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
 
     A step of vLLM costs more Python than such a model costs arithmetic: docs/engines.md has the figures, and `tests.benchmarks.engine_cost`
     measures them. They are of a dense model of text, so a model of another form, or one whose sizes are unknown, keeps vLLM. So do flags
-    that need it, a cluster that is joined, whose machines are not known yet, and a run that is resumed, which recorded its engine.
+    that need it, and a cluster that is joined, whose machines are not known yet.
     """
     shape = _shape(config)
-    if config.engine.engine != "auto" or not config.engine.uses_vllm or config.training.resume or shape is None:
+    if config.engine.engine != "auto" or not config.engine.uses_vllm or shape is None:
         return config, ""
     common = shape.exact and not shape.experts and not shape.quantization and not reads_images(config.model.model)
     elsewhere = bool(config.run.ray_address) or num_gpus(config.run.device) > 0

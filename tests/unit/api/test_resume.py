@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.api.resume import resume_point, resumed_run_dir, rewind_records, with_saved_settings
+from agentrl.api.resume import choose_engine, resume_point, resumed_run_dir, rewind_records, with_saved_settings
 from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.recording import RecordBudget
@@ -79,6 +80,28 @@ async def test_changed_settings_are_named(tmp_path: Path) -> None:
     assert resume_point(config_of(tmp_path, num_steps=99, debug=True)).progress.step == 2
     with pytest.raises(ConfigError, match=r"--seed \(was 0, now 5\), --learning-rate \(was [^ ]+, now 0.5\)"):
         resume_point(config_of(tmp_path, seed=5, learning_rate=0.5))
+
+
+@pytest.mark.parametrize("recorded", ["vllm", "transformers", "auto"])
+async def test_the_command_that_began_a_run_resumes_it_with_its_engine(tmp_path: Path, recorded: str) -> None:
+    run_dir, address = tmp_path / "run", tmp_path / "copies"
+    await save(run_dir, 2, engine=recorded)
+    (run_dir / "config.json").write_text(to_json(config_of(run_dir)))
+    again = config_of(run_dir, resume="auto")
+    assert again.engine.engine == "auto"
+    settled, why = choose_engine(again)
+    assert (settled.engine.engine, why) == (recorded, "")
+    assert resume_point(settled).progress.step == 2
+    await send_copy(run_dir / "checkpoints" / "step-00000002", str(address), ScriptedLearner(), keep=9)
+    elsewhere = config_of(tmp_path / "other", resume="auto", checkpoint_upload=f"file://{address}")
+    assert choose_engine(elsewhere)[0].engine.engine == recorded
+
+
+def test_a_run_that_may_go_on_but_has_not_begun_chooses_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.api.resume.with_engine", lambda config: (changed(config, engine="transformers"), "why"))
+    settled, why = choose_engine(config_of(tmp_path, resume="auto"))
+    assert (settled.engine.engine, why) == ("transformers", "why")
+    assert choose_engine(config_of(tmp_path, resume=""))[1] == "why"
 
 
 async def test_the_layout_of_learner_and_engines_may_change(tmp_path: Path) -> None:

@@ -59,10 +59,6 @@ def test_what_only_vllm_has_or_was_not_measured_keeps_it(flags: list[str]) -> No
     assert settled(*flags) == ("auto", "")
 
 
-def test_a_resumed_run_keeps_what_it_recorded() -> None:
-    assert settled(resume="runs/earlier") == ("auto", "")
-
-
 def test_a_machine_with_a_gpu_keeps_vllm_unless_the_run_is_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 1)
     assert settled() == ("auto", "")
