@@ -14,7 +14,7 @@ from agentrl.check.context import Context
 from agentrl.check.findings import NO_TIME
 from agentrl.check.play import CheckedEpisode, repeating
 from agentrl.core.operating_system import held_alone_bytes, on_linux
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher
 
 KIB = 2**10
 LEAKS = ("leaks-files", "leaks-sockets", "leaks-threads", "leaks-tasks", "leaks-processes", "ignores-cancellation", "timeout")
@@ -67,9 +67,9 @@ def held_bytes() -> int:
 
 def limit_memory(mib: int) -> int:
     """Limit the memory that this process takes from now on, and return the limit in MiB; 0: half of what is free."""
-    limit = mib or int(psutil.virtual_memory().available / 2) // system.MIB
+    limit = mib or int(psutil.virtual_memory().available / 2) // launcher.MIB
     if on_linux():
-        system.limit_memory(limit)
+        launcher.limit_memory(limit)
     return limit
 
 

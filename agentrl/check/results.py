@@ -17,7 +17,7 @@ from agentrl.check.resources import left_processes, running_processes, settled_p
 from agentrl.config.model_shape import reads_images
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Task
-from agentrl.env.isolation import system
+from agentrl.env.isolation.launcher import MIB
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ FIRST_LINE = 300
 FORM_TASKS, MIN_FORM_TASKS = 4, 2
 REHEARSED = 3
 AGAIN = 2
-MUCH = 8 * system.MIB
+MUCH = 8 * MIB
 """Bytes that an episode leaves behind, if it is played again to see whether they add up."""
 TEXT_MATTERS = ("step-raises", "solve-raises", "observation-too-long")
 
@@ -114,7 +114,7 @@ async def _look_for_leaks(context: Context, played: CheckedEpisode, held: int, r
     if left > 0:
         context.found("leaks-processes", "close", f"{left} more after each episode{left_processes(context)}")
     else:
-        context.found("leaks-memory", "close", f"{grown / system.MIB:.0f} MiB more after each episode")
+        context.found("leaks-memory", "close", f"{grown / MIB:.0f} MiB more after each episode")
 
 
 def _report(context: Context, played: CheckedEpisode) -> None:

@@ -41,7 +41,7 @@ from agentrl.check.witness import Witness
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
 from agentrl.env.adapters.harness import HarnessAgent
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher
 from agentrl.env.isolation.guardian import stand_by
 from agentrl.env.load import AgentKind, check_servers, load_agent, preload
 from agentrl.rollout.chat import ChatCodec
@@ -240,7 +240,7 @@ def main() -> int:
     settings, task = pickle.loads(sys.stdin.buffer.read())
     sys.stdin = Unanswered()
     with contextlib.suppress(OSError):
-        system.adopt_orphans()
+        launcher.adopt_orphans()
     status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
     with open(os.environ.pop("AGENTRL_CHECK_EVENTS"), "a", encoding="utf-8") as events:
 

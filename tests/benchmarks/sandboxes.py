@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from agentrl.env.isolation.system import MIB, families, processes
+from agentrl.env.isolation.launcher import MIB
+from agentrl.env.isolation.system import families, processes
 from agentrl.env.sandbox import reaper
 from agentrl.env.sandbox.engine import find_engine, owner_label
 from agentrl.env.sandbox.sandbox import Sandbox

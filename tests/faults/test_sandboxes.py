@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher
 from agentrl.env.sandbox.spec import Kind
 from tests.faults.report import Saw
 from tests.faults.support import disturbed, until
@@ -101,7 +101,7 @@ def files_in(folder: Path) -> list[Path]:
 
 def trainer_of(command: int) -> int:
     """Return the process that trains, a child of the one that was started, which stands guard."""
-    return system.children(command)[0]
+    return launcher.children(command)[0]
 
 
 @pytest.mark.parametrize(("kind", "phase", "runtime", "victim"), CASES)

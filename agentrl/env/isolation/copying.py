@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from agentrl.core.errors import EnvError
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher, system
 
 THREADS = "agentrl-env"
 """Name of the threads on which plain ``def`` methods run; between two calls they wait."""
@@ -79,7 +79,7 @@ def spawn(play: Callable[[], NoReturn]) -> int:
     The process between the two ends at once. Python gives a forked process other random numbers; the copy keeps those of the original.
     """
     numbers, (read, write) = random.getstate(), os.pipe()
-    system.adopt_orphans(False)  # nor does it have any: it has no children
+    launcher.adopt_orphans(False)  # nor does it have any: it has no children
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which wait
         between = os.fork()
@@ -89,7 +89,7 @@ def spawn(play: Callable[[], NoReturn]) -> int:
     with open(read, "rb") as told:
         pid = told.read()
     os.waitpid(between, 0)
-    system.adopt_orphans()
+    launcher.adopt_orphans()
     return int(pid)
 
 

@@ -27,7 +27,7 @@ from agentrl.core.errors import EnvError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
-from agentrl.env.isolation import system, wire
+from agentrl.env.isolation import launcher, system, wire
 from agentrl.env.isolation.copying import Holdings, check_copy, let_go, places, spawn
 from agentrl.env.isolation.system import ProcessLimits
 
@@ -106,7 +106,7 @@ class EpisodeProcess:
             raise
 
     async def _reset(self, task: Task, seed: int) -> Any:
-        system.begin_cpu_time(self._process.cpu_s)
+        launcher.begin_cpu_time(self._process.cpu_s)
         seed_generators(seed)
         self._task = task
         self._session = self._new_session()
@@ -178,9 +178,9 @@ def run(connection: socket.socket, lane: socket.socket | None, cls: AgentClass, 
     """Be the process of an episode; called once, right after the fork. Sockets of copies come through `lane`."""
 
     def play() -> None:
-        system.become("agentrl-env", death_signal=signal.SIGKILL)
+        launcher.become("agentrl-env", death_signal=signal.SIGKILL)
         process = limits.process or ProcessLimits()
-        system.apply(process)
+        launcher.limit_all(process.memory_mib, process.file_mib, process.open_files)
         gc.enable()
         _play(connection, lane, EpisodeProcess(cls, source, limits, process))
 
@@ -222,7 +222,7 @@ def _be_copy(
             if other != descriptor:
                 os.close(other)
         let_go(started, held.and_open([descriptor]), keep=descriptor, read=read)
-        system.become("agentrl-env", death_signal=signal.SIGKILL)
+        launcher.become("agentrl-env", death_signal=signal.SIGKILL)
         _play(socket.socket(fileno=descriptor), None, process.copied())
 
     os.setsid()

@@ -25,9 +25,10 @@ from typing import Any
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.agent import AgentClass
 from agentrl.env.boundary import EnvLimits
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher, system
 from agentrl.env.isolation.episode_process import CLEAN, run
-from agentrl.env.isolation.system import MIB, ProcessLimits
+from agentrl.env.isolation.launcher import MIB
+from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import AgentSpec, preload
 
 MAX_PACKET = 2**16
@@ -55,6 +56,7 @@ class ForkServer:
         self._next_scan, self._last_pid = 0.0, 0
         self._suspect = False
         self._copying = 0  # processes that are being copied: children that are not known yet may be copies
+        self._ended: dict[int, int] = {}  # exit codes of such children that have ended before they are known
 
     def load(self, agent: AgentSpec) -> None:
         """Load the user's file and get ready to fork; `EnvLoadError` if it cannot be loaded."""
@@ -113,9 +115,12 @@ class ForkServer:
         return bool(packet)
 
     def _adopt(self, number: int, pid: int) -> None:
-        """Take a copy of a process for what it says it is, if it is a child that nobody knows."""
+        """Take a copy of a process for what it says it is, if it is a child that nobody knows; it may have ended meanwhile."""
         info = system.processes().get(pid)
-        if info is None or info.parent != os.getpid() or info.state in "ZX" or pid in self._own | self._workers.keys():
+        if pid in self._ended:
+            self._suspect = True
+            self.tell(died=number, code=self._ended.pop(pid), why="")
+        elif info is None or info.parent != os.getpid() or pid in self._own | self._workers.keys():
             self.tell(died=number, code=0, why="its process could not be copied")
         else:
             self._workers[pid] = number
@@ -141,7 +146,9 @@ class ForkServer:
 
     def _collect(self) -> None:
         """Take note of the children that have ended, kill what they left behind, then report them."""
-        dead = [(self._workers.pop(pid), code) for pid, code in system.collect().items() if pid in self._workers]
+        ended = system.collect()
+        dead = [(self._workers.pop(pid), ended.pop(pid)) for pid in ended.keys() & self._workers.keys()]
+        self._ended = {**self._ended, **ended} if self._copying else {}
         if self._suspect or any(code != CLEAN for _, code in dead):
             self._kill_strays()
         for number, code in dead:
@@ -188,7 +195,7 @@ class ForkServer:
 
 def main(descriptor: int, expected_parent: int) -> None:
     """Be the fork server of the process that started this one; standard input holds the environment's class and its limits."""
-    system.become("agentrl-envs", death_signal=signal.SIGTERM)  # ends a load that hangs; nothing has been forked yet
+    launcher.become("agentrl-envs", death_signal=signal.SIGTERM)  # ends a load that hangs; nothing has been forked yet
     parent = os.pidfd_open(expected_parent)
     if os.getppid() != expected_parent:
         return
@@ -198,7 +205,7 @@ def main(descriptor: int, expected_parent: int) -> None:
     server = ForkServer(socket.socket(fileno=descriptor), parent, limits)
     try:
         server.load(agent)
-        system.become("agentrl-envs", death_signal=0)
+        launcher.become("agentrl-envs", death_signal=0)
         server.tell(threads=threading.active_count() - 1)
         server.serve()
     except EnvLoadError as error:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from agentrl.core.operating_system import end_with_parent, on_linux
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher, system
 from agentrl.env.isolation.leftovers import command_line, command_lines, family, is_helper, listed
 
 HEARD = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -41,7 +41,7 @@ def stand_by(*, gently: bool = True) -> None:
         end_with_parent(guardian)
         return
     with contextlib.suppress(OSError):  # a system without the call has no guardian, and the command goes on
-        system.become("agentrl-guard", death_signal=0 if gently else signal.SIGTERM)
+        launcher.become("agentrl-guard", death_signal=0 if gently else signal.SIGTERM)
     code = _follow(child, gently=gently)
     _report(_end_family(), code)
     _end_as(code)
@@ -57,7 +57,7 @@ def _follow(child: int, *, gently: bool) -> int:
     while child not in (ended := system.collect()):
         told = signal.sigwaitinfo(heard)
         if told.si_signo != signal.SIGCHLD and told.si_code <= 0:
-            system.send([child], told.si_signo if gently else signal.SIGKILL)
+            launcher.send([child], told.si_signo if gently else signal.SIGKILL)
     return ended[child]
 
 

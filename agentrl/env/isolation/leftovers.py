@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher, system
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Leftovers:
         mark = os.environ.pop(MARK, "")
         if mark:
             own = family(os.getpid())
-            spared = self._before | (family(*system.children(os.getpid())) if self._spares_main else set())
+            spared = self._before | (family(*launcher.children(os.getpid())) if self._spares_main else set())
             end_processes((own - spared) | orphans(f"{MARK}={mark}"))
 
 

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox import archive, cgroup, reaper
 from agentrl.env.sandbox.engine import Answer, Engine, owner_label, process_limits
 from agentrl.env.sandbox.files import copy_out_beneath

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from agentrl.core.errors import SandboxError
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation.launcher import MIB
 
 MAX_FILE = 16 * MIB
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

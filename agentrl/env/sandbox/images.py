@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from agentrl.core.errors import SandboxError
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher
 from agentrl.env.sandbox.engine import Engine, process_limits
 from agentrl.env.sandbox.folders import own_root
 from agentrl.env.sandbox.program import SHOWN
@@ -106,7 +106,7 @@ async def _build(engine: Engine, file: Path, name: str, timeout_s: float) -> Non
     watched, held = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", system.__file__, system.GUARD, str(watched), str(wait_s), *words),
+            *(sys.executable, "-I", "-S", launcher.__file__, launcher.GUARD, str(watched), str(wait_s), *words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.core.errors import SandboxError
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox import local
 from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.container import Container, Form

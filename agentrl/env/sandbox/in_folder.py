@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.core.errors import SandboxError
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.files import copy_beneath, copy_out_beneath, read_beneath, write_beneath
 from agentrl.env.sandbox.folders import make_folder, remove_folder

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from agentrl.core.errors import SandboxError
 from agentrl.core.sandboxes import BUBBLEWRAP, BUBBLEWRAP_REMEDY, has_holder
-from agentrl.env.isolation import system
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation import launcher
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox.folders import own_root
 from agentrl.env.sandbox.spec import SandboxSpec
 
@@ -93,7 +93,7 @@ def _visible(spec: SandboxSpec) -> Iterator[str]:
     yield from SYSTEM
     names = CONFIGURATION + (NETWORK if spec.network else ())
     yield from (f"/etc/{name}" for name in names)
-    yield from (sys.base_prefix, sys.prefix, system.__file__)
+    yield from (sys.base_prefix, sys.prefix, launcher.__file__)
     yield from spec.read
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import socket
 import sys
 from dataclasses import asdict, replace
 
 from agentrl.core.errors import SandboxError
-from agentrl.env.isolation import system
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation import launcher, system
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox import local
 from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.folders import owner_pipe
@@ -96,11 +95,11 @@ class ProcessSandbox(FolderSandbox):
         spec = replace(self.spec, read=command.read, network=command.network)
         told, tell = socket.socketpair()
         port = split_address(command.connect)[1] if command.connect and walled else 0
-        limits, wall = json.dumps(asdict(spec.limits())), local.wall(spec, self.user, self.folder, where) if walled else []
+        limits, wall = launcher.limits_as_word(asdict(spec.limits())), local.wall(spec, self.user, self.folder, where) if walled else []
         try:
             process = await asyncio.create_subprocess_exec(
                 *(self._group.entering(wall) if self._group is not None else wall),
-                *(sys.executable, "-I", "-S", system.__file__, limits, str(owner), str(tell.fileno()), str(port), *command.words),
+                *(sys.executable, "-I", "-S", launcher.__file__, limits, str(owner), str(tell.fileno()), str(port), *command.words),
                 cwd=self.folder if walled else where,
                 env=variables if walled else {**variables, MARK: str(self.folder)},
                 stdin=asyncio.subprocess.PIPE,
@@ -120,7 +119,7 @@ class ProcessSandbox(FolderSandbox):
         if self.spec.kind == "none":
             await asyncio.to_thread(_end_unwalled, process.pid, str(self.folder))
         while process.returncode is None:  # the first process in the wall takes all others with it, before it is gone itself
-            system.send(system.children(process.pid) or [process.pid], signal.SIGKILL)
+            launcher.send(launcher.children(process.pid) or [process.pid], signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
                     await process.wait()

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox.spec import Command, ExecResult, SandboxSpec
 
 ROOT = "/v1/sandboxes"

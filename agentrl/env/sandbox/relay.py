@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 from agentrl.core.errors import SandboxError
-from agentrl.env.isolation import system
+from agentrl.env.isolation import launcher
 from agentrl.env.sandbox.program import SHOWN, START_S
 
 CHUNK = 65536
@@ -39,7 +39,7 @@ async def listen_in(pid: int, port: int) -> socket.socket:
     told, tell = socket.socketpair()
     with told, tell:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", system.__file__, system.LISTEN, str(pid), str(port), str(tell.fileno())),
+            *(sys.executable, "-I", "-S", launcher.__file__, launcher.LISTEN, str(pid), str(port), str(tell.fileno())),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=(tell.fileno(),),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import agentrl
 from agentrl.core import operating_system, sandboxes
 from agentrl.core.errors import ConfigError, SandboxError
 from agentrl.core.process import cuda_device_count, free_port
-from agentrl.env.isolation import leftovers, system
+from agentrl.env.isolation import launcher, leftovers, system
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.sandbox import local, reaper
 
@@ -25,7 +26,7 @@ ROOT = Path(agentrl.__file__).parent
 ONLY_HERE = re.compile(r"/proc/|prctl|/dev/shm|sys\.platform|platform\.system|sched_getaffinity|malloc_trim|adjtimex|/sys/fs/cgroup")
 LINUX_ONLY = {
     "core/operating_system.py": "the differences",
-    "env/isolation/": "limits of processes, with their own differences in system.py; the rest is refused elsewhere (--env-isolation)",
+    "env/isolation/": "limits of processes, which have differences of their own; the rest is refused elsewhere (--env-isolation)",
     "env/sandbox/": "bubblewrap and cgroups; refused elsewhere (--sandbox local)",
 }
 
@@ -34,6 +35,7 @@ LINUX_ONLY = {
 def macos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operating_system, "SYSTEM", "darwin")
     monkeypatch.setattr(system, "LINUX", False)
+    monkeypatch.setattr(launcher, "LINUX", False)
 
 
 def test_what_only_linux_has_is_in_one_place() -> None:
@@ -121,7 +123,7 @@ def test_processes_are_listed_and_ended_without_proc(macos: None) -> None:
             time.sleep(0.01)
         info = system.processes()[program.pid]
         assert (info.parent, info.state in "RSD", info.resident > 2**20) == (os.getpid(), True, True)
-        assert program.pid in system.children(os.getpid())
+        assert program.pid in launcher.children(os.getpid())
         assert system.marked("MARKED=elsewhere") == {program.pid}
         assert system.marked("MARKED=other") == set()
         system.kill_families([program.pid])
@@ -133,10 +135,9 @@ def test_processes_are_listed_and_ended_without_proc(macos: None) -> None:
 
 def test_a_program_without_a_wall_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_ASSUME_SYSTEM", "darwin")  # read by the program of its own that starts another
-    limits = ProcessLimits(cpu_s=2.0)
     code = (
-        "import json, os, sys\nfrom agentrl.env.isolation import system\nread, write = os.pipe()\n"
-        f"system.main(system.ProcessLimits(cpu_s={limits.cpu_s}), 0, write, 0, [sys.executable, '-c', 'print(1 + 1)'])"
+        "import os, sys\nfrom agentrl.env.isolation import launcher\nread, write = os.pipe()\n"
+        f"launcher.main({asdict(ProcessLimits(cpu_s=2.0))}, 0, write, 0, [sys.executable, '-c', 'print(1 + 1)'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -1,6 +1,9 @@
 """A process of an episode is copied: the copies cannot be told from it, or there are none."""
 
 import asyncio
+import json
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +14,10 @@ import pytest
 
 from agentrl.core.errors import EnvError
 from agentrl.env.boundary import EnvLimits
+from agentrl.env.isolation import system
+from agentrl.env.isolation.fork_server import ForkServer
 from agentrl.env.isolation.pool import ProcessPool
-from agentrl.env.isolation.system import ProcessLimits
+from agentrl.env.isolation.system import ProcessInfo, ProcessLimits
 from agentrl.env.load import load_agent
 from agentrl.env.session import Session
 from tests.unit.env.isolation.support import state, survivors, task
@@ -172,3 +177,22 @@ async def until_idle(processes: ProcessPool) -> None:
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"{len(episodes(processes))} processes, {len(processes._spares)} of them wait, {processes._used} are used")
+
+
+@pytest.mark.parametrize("known_after", ["it was collected", "it is still to be collected"])
+def test_the_end_of_a_copy_that_is_not_known_yet_is_its_own(monkeypatch: pytest.MonkeyPatch, known_after: str) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        server = ForkServer(theirs, parent=0, limits=EnvLimits())
+        ended, table = {4001: 3}, {4001: ProcessInfo(os.getpid(), "Z", 0)}
+        monkeypatch.setattr(system, "collect", lambda: {pid: ended.pop(pid) for pid in list(ended)})
+        monkeypatch.setattr(system, "processes", lambda: table)
+        for order in (b"+", b"=7 4001", b"-"):
+            ours.send(order)
+        assert server._obey()
+        if known_after == "it was collected":
+            server._collect()
+            table.clear()
+        assert server._obey()
+        server._collect()
+        assert json.loads(ours.recv(1000)) == {"died": 7, "code": 3, "why": ""}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.env.isolation.system import MIB
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox import memory_group
 from agentrl.env.sandbox.memory_group import MemoryGroup, remove_abandoned_groups, take_group
 from agentrl.env.sandbox.sandbox import Sandbox
