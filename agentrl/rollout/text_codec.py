@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -38,6 +39,7 @@ class TextCodec:
         beginnings = {token[0] for token in self.control_tokens} | {"\ue000", "\ue001"}
         self._beginning = re.compile(f"[{re.escape(''.join(sorted(beginnings)))}]")
         self._plain = lru_cache(maxsize=256)(lambda text: tuple(self._ids(_clean(text), split_special_tokens=True)))
+        self._settings = threading.Lock()  # of the tokenizer, which nobody may change while a thread encodes with it
         self._heads = lru_cache(maxsize=HEADS)(lambda text: tuple(self._ids(text)))
         self.lane = Lane()
 
@@ -54,9 +56,10 @@ class TextCodec:
         """Token ids of several texts as `encode_text` gives them, made on all cores; other threads go on meanwhile."""
         if self._backend is None:
             return [self.encode_text(text) for text in texts]
-        if self._backend.encode_special_tokens:
-            self._backend.encode_special_tokens = False
-        found = self._backend.encode_batch_fast(list(map(_clean, texts)), add_special_tokens=False)
+        with self._settings:
+            if self._backend.encode_special_tokens:
+                self._backend.encode_special_tokens = False
+            found = self._backend.encode_batch_fast(list(map(_clean, texts)), add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     def segments(self, text: str) -> list[str]:
@@ -168,10 +171,12 @@ class TextCodec:
     def _ids(self, text: str, **options: bool) -> list[int]:
         if self._backend is not None and not options:
             if self._backend.encode_special_tokens:  # as transformers sets it in each of its calls
-                self._backend.encode_special_tokens = False
+                with self._settings:
+                    self._backend.encode_special_tokens = False
             # A batch lets other threads go on meanwhile, and the fast one does not note where in the text each token begins.
             return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
+        with self._settings:
+            return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
 
 
 def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:

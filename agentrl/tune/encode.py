@@ -96,7 +96,7 @@ class Encoder:
             raise DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.") from error
 
     def _planned(self, examples: Iterable[Example], flag: str) -> Iterator[tuple[Example, list[RowOfTurns]]]:
-        """Yield examples with their rows as text, whose tokens are there by then; those of the next ones become text meanwhile."""
+        """Yield examples with their rows as text, whose tokens are there by then; those of the next ones become tokens meanwhile."""
         left, encoding = iter(examples), None
         with ThreadPoolExecutor(1) as pool:
             while chunk := list(itertools.islice(left, CHUNK)):
@@ -105,9 +105,9 @@ class Encoder:
                     with self._naming(example, flag):
                         following.append((example, self._plan(example)))
                 wanted = self._batch.taken()
-                if encoding is not None:
-                    yield from self._encoded(*encoding)
-                encoding = following, wanted, pool.submit(self._codec.encode_texts, wanted.pieces)
+                before, encoding = encoding, (following, wanted, pool.submit(self._codec.encode_texts, wanted.pieces))
+                if before is not None:
+                    yield from self._encoded(*before)
             if encoding is not None:
                 yield from self._encoded(*encoding)
 

@@ -89,7 +89,7 @@ class TurnRenderer:
                 answer follows.
         """
         split = [_split(message) for message in messages]
-        if split == list(messages):
+        if all(one is other for one, other in zip(split, messages, strict=True)):
             return self._turns(messages, places, table)
         try:
             return self._turns(split, places, table)
@@ -290,7 +290,9 @@ def _with_calls_as_text(message: Message) -> Message:
 
 def _split(message: Message) -> Message:
     """Return a message whose thinking, a block at the beginning of its content, is a field of its own."""
-    block = _BLOCK.match(message["content"]) if message["role"] == "assistant" and not reasoning_of(message) else None
+    if message["role"] != "assistant" or "<think>" not in message["content"] or reasoning_of(message):
+        return message
+    block = _BLOCK.match(message["content"])
     return message if block is None else {**message, "reasoning_content": block[1].strip("\n"), "content": block[2].lstrip("\n")}  # type: ignore[typeddict-unknown-key]
 
 
