@@ -6,7 +6,8 @@ it; some customers insist. The tools obey, also where a rule forbids it. The rew
 it, and the last message names what the customer has to know: an amount, a number of days, or a rule. Tasks are made from
 seeds and never end; those of the evaluation have other seeds. Each episode has a copy of the database.
 A script plays the customer. With `CUSTOMER=model` in the environment the customer is an agent of its own, which is not
-trained; give it a partner, or the policy plays it too. Run it with::
+trained; give it a partner, or the policy plays it too. The recipe ``examples/recipes/cpu/service_desk.toml`` lets the bundled
+model imitate the script of a desk first, for two of the wishes. Run it with::
 
     agentrl train --agent envs/service_desk.py --async --model Qwen/Qwen3-0.6B
     CUSTOMER=model agentrl train --agent envs/service_desk.py --partner "customer=endpoint:http://127.0.0.1:8000/v1#model=user"

@@ -6,8 +6,8 @@ sandbox. When it answers without a call, its processes are ended. The module alo
 which gets the inputs of the hidden tests and prints what the functions return. The expected values stay with the trainer,
 so nothing that the agent leaves behind can read or forge them. Every hidden test has to pass for the reward of 1. Tasks
 never end, and those of the evaluation have other seeds. The sandbox needs bubblewrap, podman or docker; with
-`--sandbox none` programs are only limited, and can read other files of this machine. The task suits a pretrained model.
-Run it with::
+`--sandbox none` programs are only limited, and can read other files of this machine. The task suits a pretrained model;
+the recipe ``examples/recipes/cpu/swe.toml`` lets the bundled one imitate a script first. Run it with::
 
     agentrl train --agent envs/swe.py --async --model Qwen/Qwen3-1.7B --max-turns 12
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from agentrl import ResetState, StepState, Task
 
 MAX_TURNS = 10
+AT_ONCE = 8
 
 
 async def demonstrate(cls: type[Any], task: Task) -> list[dict[str, Any]]:
@@ -61,8 +62,14 @@ def environment(name: str) -> type[Any]:
 
 
 async def demonstrations(cls: type[Any], tasks: Iterable[Task]) -> list[list[dict[str, Any]]]:
-    """Play the tasks one after another, and return the chats that earned 1."""
-    return [chat for task in tasks if (chat := await demonstrate(cls, task))]
+    """Play the tasks, a few at once, and return the chats that earned 1 in the order of the tasks."""
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def played(task: Task) -> list[dict[str, Any]]:
+        async with limit:
+            return await demonstrate(cls, task)
+
+    return [chat for chat in await asyncio.gather(*map(played, tasks)) if chat]
 
 
 def main() -> None:

@@ -134,6 +134,11 @@ class TextCodec:
             return [self.protect(item, table) for item in value]
         return value
 
+    @staticmethod
+    def split_marks(rendered: str) -> list[str]:
+        """A text with marks as the texts between them, and the places in the table that they stand for, by turns."""
+        return _MARK.split(rendered)
+
     def _controls(self, text: str) -> list[int]:
         return [token for token in self._ids(text) if token in self._control_ids]
 
@@ -143,7 +148,7 @@ class TextCodec:
         With `keeps` those of its long turns are kept, for the next text that has the same system message and tools.
         """
         ids: list[int] = []
-        for index, part in enumerate(_MARK.split(rendered)):
+        for index, part in enumerate(self.split_marks(rendered)):
             if index % 2:
                 ids += self._ids(table[int(part)], split_special_tokens=True)
             elif len(part) > LONG and keeps and self._splits_at_control:

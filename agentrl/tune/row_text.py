@@ -16,10 +16,11 @@ SHORT, KEPT = 64, 1000
 
 
 class Wanted(NamedTuple):
-    """Texts with their pieces, and the pieces that are to be encoded."""
+    """Texts with their pieces, the pieces that are to be encoded, and the tokens of those that were known."""
 
     cut: dict[str, list[str]]
     pieces: list[str]
+    known: dict[str, list[int]]
 
 
 class TextBatch:
@@ -35,23 +36,28 @@ class TextBatch:
         self._cut: dict[str, list[str]] = {}  # text -> its pieces, which are encoded
         self._known: dict[str, list[str]] = {}  # the same for the texts whose tokens are there
         self._wanted: dict[str, None] = {}
+        self._again: dict[str, list[int]] = {}  # tokens that are there, and will be read once more
 
     def want(self, text: str) -> None:
         """Note a text."""
         if text not in self._cut:
             self._cut[text] = pieces = self._codec.segments(text)
-            self._wanted.update(dict.fromkeys(piece for piece in pieces if piece not in self._ids))
+            for piece in pieces:
+                if (ids := self._ids.get(piece)) is None:
+                    self._wanted[piece] = None
+                else:
+                    self._again[piece] = ids
 
     def taken(self) -> Wanted:
         """Return what has been noted since the last time."""
-        wanted = Wanted(self._cut, list(self._wanted))
-        self._cut, self._wanted = {}, {}
+        wanted = Wanted(self._cut, list(self._wanted), self._again)
+        self._cut, self._wanted, self._again = {}, {}, {}
         return wanted
 
     def put(self, wanted: Wanted, tokens: Sequence[list[int]]) -> None:
-        """Take in the tokens of what was noted; of those before only short texts stay."""
+        """Take in the tokens of what was noted; of those before only short texts stay, and what is read again."""
         kept = {text: ids for text, ids in self._ids.items() if len(text) <= SHORT}
-        self._ids = {**(kept if len(kept) <= KEPT else {}), **dict(zip(wanted.pieces, tokens, strict=True))}
+        self._ids = {**(kept if len(kept) <= KEPT else {}), **wanted.known, **dict(zip(wanted.pieces, tokens, strict=True))}
         self._known = wanted.cut
 
     def ids(self, text: str) -> list[int]:
@@ -72,7 +78,7 @@ class RowOfTurns:
         codec: The model's tokenizer.
         renderer: It knows the control tokens.
         batch: Gets what is to be encoded.
-        table: Control tokens that are only text, for which marks stand; such rows are encoded one by one.
+        table: Control tokens that are only text, for which marks stand.
     """
 
     def __init__(self, codec: TextCodec, renderer: TurnRenderer, batch: TextBatch, table: Sequence[str]) -> None:
@@ -88,9 +94,9 @@ class RowOfTurns:
         """Put text at the end of the row."""
         before = self.text[self._last :]
         self._parts.append((before, text, trained))
-        if not self._marked:
-            self._batch.want(before)
-            self._batch.want(before + text)
+        for whole in (before, before + text):
+            for part in self._codec.split_marks(whole)[::2] if self._marked else [whole]:
+                self._batch.want(part)
         if (found := self._renderer.last_control(text)) >= 0:
             self._last = len(self.text) + found
         self.text += text
@@ -106,7 +112,12 @@ class RowOfTurns:
                 self.ends.append(ids[-1])
 
     def _encoded(self, text: str) -> list[int]:
-        return self._codec.encode_marked(text, self._table) if self._marked else self._batch.ids(text)
+        if not self._marked:
+            return self._batch.ids(text)
+        ids: list[int] = []
+        for index, part in enumerate(self._codec.split_marks(text)):
+            ids += self._codec.encode_plain(self._table[int(part)]) if index % 2 else self._batch.ids(part)
+        return ids
 
     @property
     def prompt(self) -> list[int]:

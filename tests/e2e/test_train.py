@@ -30,6 +30,18 @@ PROMISED = (
     "ledger/dropped",
     "ledger/in_flight",
 )
+ON_LOOP = """
+import asyncio
+from dataclasses import replace
+
+from agentrl.assets.envs.calculator import Calculator
+
+
+class OnLoop(Calculator):
+    async def step(self, state):
+        result, loop = super().step(state), type(asyncio.get_running_loop())
+        return replace(result, info={**(result.info or {}), "loop_of_asyncio": float(loop.__module__.startswith("asyncio."))})
+"""
 TIMED = ("time", "idle", "tokens_per_s", "publish", "seconds", "_s", "queue", "kv_usage", "waiting", "concurrency", "rss", "peak")
 
 
@@ -50,8 +62,9 @@ def sync_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def async_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    arguments = ("--async", "--num-steps", "6", *SMALL)
-    return succeeded(train(tmp_path_factory.mktemp("async") / "run", *arguments, agent=ENVS / "calculator.py"))
+    arguments, folder = ("--async", "--num-steps", "6", *SMALL), tmp_path_factory.mktemp("async")
+    (folder / "on_loop.py").write_text(ON_LOOP)
+    return succeeded(train(folder / "run", *arguments, agent=folder / "on_loop.py"))
 
 
 def test_run_directory_holds_what_is_promised(sync_run: Run) -> None:
@@ -88,6 +101,11 @@ def test_asynchronous_run_on_ray(async_run: Run) -> None:
     assert max(row["staleness/max"] for row in async_run.metrics) <= 1
     assert async_run.metrics[-1]["ledger/in_flight"] == 0
     assert async_run.summary["ledger"]["trained"] == 24
+
+
+def test_episodes_have_the_loop_of_asyncio_on_ray_too(async_run: Run) -> None:
+    """Another one takes ten times as long to start a program in a process of much memory."""
+    assert {row["env/loop_of_asyncio"] for row in async_run.metrics} == {1.0}
 
 
 def test_trajectories_can_be_read(async_run: Run) -> None:

@@ -38,7 +38,16 @@ def test_a_recipe_passes_a_dry_run_and_its_page_has_its_command(
     resolved = json.loads(capsys.readouterr().out.partition("\nagentrl:")[0])
     agent = tomllib.loads(config.read_text())["agent"]
     assert resolved["run"]["agent"] == (agent if agent.startswith("gym:") else str(ROOT / agent))
-    assert f"agentrl train --config {name}" in (ROOT / "docs" / "recipes.md").read_text()
+    does = "eval" if config.stem in recipes.RECIPES and recipes.RECIPES[config.stem].passes else "train"
+    assert f"agentrl {does} --config {name}" in (ROOT / "docs" / "recipes.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in recipes.RECIPES.items() if recipe.chats])
+def test_a_recipe_that_imitates_first_has_the_commands_of_its_script(name: str) -> None:
+    recipe, page = recipes.RECIPES[name], (ROOT / "docs" / "recipes.md").read_text()
+    assert f"python examples/demonstrations.py {recipes.agent_of(name)} {recipe.chats} demonstrations.jsonl" in page
+    passes = ("--num-epochs", str(max(recipe.passes))) if recipe.passes else ()
+    assert f"agentrl sft --data demonstrations.jsonl {' '.join((*recipe.imitate, *passes))} --run-dir" in page
 
 
 def test_every_recipe_for_this_machine_is_run_by_the_script() -> None:

@@ -153,3 +153,16 @@ def test_tokens_do_not_depend_on_the_examples_that_are_encoded_together(monkeypa
     for size in (1, 3, 512):
         monkeypatch.setattr(encode, "CHUNK", size)
         assert Encoder(codec, SftConfig()).encode(chats) == alone
+
+
+def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or_spell(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = TextCodec(load_tokenizer(str(tiny_model_path())))
+    long, asked = "a long question that many chats begin with. " * 9, list[int]()
+    chats = [Chat(({"role": "user", "content": f"{long}"}, {"role": "assistant", "content": f"{n} <|end|> {n}"})) for n in range(6)]
+    encode_texts = codec.encode_texts
+    monkeypatch.setattr(codec, "encode_texts", lambda texts: (asked.append(len(texts)), encode_texts(texts))[1])
+    monkeypatch.setattr(encode, "CHUNK", 2)
+    rows = Encoder(codec, SftConfig()).encode(chats)
+    assert len(asked) == 3
+    monkeypatch.undo()
+    assert rows == Encoder(codec, SftConfig()).encode(chats)
