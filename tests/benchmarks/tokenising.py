@@ -4,7 +4,8 @@
 
 Plain calls are `apply_chat_template(chats, tokenize=True)` of transformers for 1000 chats at once, which give tokens without saying which
 are trained. Chats have 1 to 3 questions with answers, made of words from this project's pages. Each measurement is a process of its own
-that may use so many cores; they take turns, and the least time of each counts. The second start reads the rows of the first.
+that may use so many cores; they take turns, and the least time of each counts. Loading the tokenizer is not counted. The second start
+reads the rows of the first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from agentrl.assets import tiny_model_path
 from tests.e2e.runs import ROOT
@@ -60,7 +62,8 @@ def measured(kind: str, model: str, data: str, cache: str) -> dict[str, Any]:
         return {"seconds": time.perf_counter() - begin, "tokens": sum(len(row) for part in found for row in part["input_ids"])}
     examples = read_examples(config, "dialogue")
     begin = time.perf_counter()
-    prepared = prepare(config, examples)
+    with mock.patch("agentrl.tune.prepare.make_tokenizer", return_value=tokenizer):
+        prepared = prepare(config, examples)
     seconds = time.perf_counter() - begin
     return {"seconds": seconds, "tokens": prepared.counts["train"]["tokens"]}
 
