@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from agentrl.tune.forms import Chat
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
 from agentrl.tune.row_table import Drawn, RowTable, as_rows, fingerprint
+from agentrl.tune.row_text import RowOfTurns
 from agentrl.tune.settings import SftConfig
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
@@ -166,3 +168,17 @@ def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or
     assert len(asked) == 3
     monkeypatch.undo()
     assert rows == Encoder(codec, SftConfig()).encode(chats)
+
+
+@pytest.mark.parametrize(("joint", "ids"), [([[1, 2, 3]], [1, 2, 3]), ([[1], [2, 3]], [1, 2, 3]), ([[9, 3]], [1, 5, 3]), ([], [1, 5, 3])])
+def test_text_that_changes_the_tokens_before_it_is_encoded_alone(joint: list[list[int]], ids: list[int]) -> None:
+    tokens = {"": [], "a": [[1]], "ab": joint, "b": [[5, 3]]}
+    batch: Any = SimpleNamespace(want=lambda text: None, parts=tokens.__getitem__)
+    renderer: Any = SimpleNamespace(last_control=lambda text: -1)
+    row = RowOfTurns(TextCodec(load_tokenizer(str(tiny_model_path()))), renderer, batch, [""])
+    row.add("a", trained=False)
+    row.add("b", trained=True)
+    row.finish()
+    assert row.ids == ids
+    assert row.labels(None, everything=False) == [-100, *ids[1:]]
+    assert row.ends == [3]
