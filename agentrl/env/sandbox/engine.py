@@ -101,7 +101,7 @@ class Engine:
 async def _communicate(process: asyncio.subprocess.Process, stdin: bytes, limit: int) -> tuple[bytes, bytes]:
     """Return a program's output and messages when it has ended, or when there is too much output.
 
-    The end of its output is not waited for: under uvloop, on which a program of the user may run, what podman starts inherits the other end.
+    The end of its output is not waited for: under uvloop, on which a user may run, what podman starts inherits the other end.
     """
     assert process.stdin is not None
     output, message = bytearray(), bytearray()
