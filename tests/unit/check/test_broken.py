@@ -164,7 +164,7 @@ LINES = {
     "bad_resources:LeavesDaemons": ("bad_resources.py, line 50", "setsid sleep 3600"),
     "bad_snapshot:RestoreRaises": ("RestoreRaises.restore", "KeyError: 'history'"),
     "bad_import_folder:Sums": ("bad_import_folder.py, line 5", "os.chdir"),
-    "bad_resources:KeepsPages": ("bad_resources.py, line 73", "8 KiB more with each"),
+    "bad_resources:KeepsPages": ("bad_resources.py, line 73", r"\b9[6-9] KiB more with each"),
 }
 
 
@@ -172,7 +172,7 @@ LINES = {
 def test_the_line_is_named(name: str) -> None:
     (finding,) = (finding for finding in checked(spec(name), episodes=1).findings if finding.id == DEFECTS[name])
     for words in LINES[name]:
-        assert words in finding.seen
+        assert re.search(words, finding.seen)
 
 
 @pytest.mark.linux
