@@ -85,11 +85,25 @@ def listed(columns: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process started and that still are; none if it is gone."""
+def parents() -> dict[int, int]:
+    """The parent of every process that is visible."""
     if not LINUX:
-        pairs = [line.split() for line in listed("pid=,ppid=")]
-        return [int(child) for child, parent in pairs if int(parent) == pid]
+        return {int(pid): int(parent) for pid, parent in (line.split() for line in listed("pid=,ppid="))}
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    found[int(name)] = int(file.read().rpartition(b") ")[2].split()[1])  # the name before may hold anything
+            except (OSError, IndexError):
+                continue  # it is gone
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that the main thread of a process started and that still are; none if it is gone."""
+    if not LINUX:
+        return [child for child, parent in parents().items() if parent == pid]
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
             return [int(word) for word in file.read().split()]
@@ -211,10 +225,10 @@ def _abort(owner: int, wait_s: float) -> None:
 
 
 def _descendants() -> list[int]:
-    family = children(os.getpid())
+    table, family = parents(), [os.getpid()]
     for pid in family:  # which grows meanwhile
-        family += children(pid)
-    return family
+        family += [child for child, parent in table.items() if parent == pid]
+    return family[1:]
 
 
 def _namespace(pid: int) -> str:

@@ -133,6 +133,19 @@ def test_processes_are_listed_and_ended_without_proc(macos: None) -> None:
         program.wait()
 
 
+def test_what_any_thread_of_a_program_started_descends_from_it() -> None:
+    code = "import subprocess, threading; threading.Thread(target=lambda: print(subprocess.Popen(['sleep', '60']).pid, flush=True)).start(); input()"
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None
+        started = int(program.stdout.readline())
+        assert {program.pid, started} <= set(launcher._descendants())
+        assert launcher.parents()[started] == program.pid
+    finally:
+        system.kill_families([program.pid])
+        program.wait()
+
+
 def test_a_program_without_a_wall_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_ASSUME_SYSTEM", "darwin")  # read by the program of its own that starts another
     code = (
