@@ -22,6 +22,7 @@ CALL_S = 60.0
 LATE_S = 60.0
 """Seconds for which containers that are being made when their owner ends are waited for."""
 AGAIN_S = 0.5
+MAKING_S, MAKING_AGAIN_S = 20.0, 0.05
 DONE = b"done"
 """Written by an owner that has removed all by itself."""
 
@@ -36,7 +37,13 @@ def call(program: Sequence[str], *words: str) -> str:
 
 
 def remove_containers(program: Sequence[str], owner: str) -> bool:
-    """Remove the containers of an owner, and return True if there were any."""
+    """Remove the containers of an owner that is gone, and return True if there were any.
+
+    One that is being made is waited for: podman forgets a container that is removed while it starts, and leaves its processes.
+    """
+    deadline = time.monotonic() + MAKING_S
+    while _is_making(owner) and time.monotonic() < deadline:
+        time.sleep(MAKING_AGAIN_S)
     found = call(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={OWNER}={owner}").split()
     if found:
         call(program, "rm", "--force", "--volumes", *found)

@@ -134,7 +134,8 @@ def test_processes_are_listed_and_ended_without_proc(macos: None) -> None:
 
 
 def test_what_any_thread_of_a_program_started_descends_from_it() -> None:
-    code = "import subprocess, threading; threading.Thread(target=lambda: print(subprocess.Popen(['sleep', '60']).pid, flush=True)).start(); input()"
+    start = "lambda: print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    code = f"import subprocess, threading; threading.Thread(target={start}).start(); input()"
     program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert program.stdout is not None
@@ -154,6 +155,18 @@ def test_a_program_without_a_wall_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_containers_are_removed_when_none_is_being_made(tmp_path: Path) -> None:
+    owner, engine = "machine:/folder", tmp_path / "engine"
+    engine.write_text(
+        f'#!/bin/sh\npgrep -f "made for [{owner[0]}]{owner[1:]}" > /dev/null && made=" too early"\necho "$1$made" >> {tmp_path}/said\necho 7\n'
+    )
+    engine.chmod(0o700)
+    making = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)", f"{reaper.OWNER}={owner}", f"made for {owner}"])
+    assert reaper.remove_containers([str(engine)], owner)
+    assert (tmp_path / "said").read_text() == "ps\nrm\n"
+    assert making.wait(10) == 0
 
 
 def test_containers_that_are_being_made_are_seen_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
