@@ -159,9 +159,8 @@ def test_a_program_without_a_wall_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
 
 def test_containers_are_removed_when_none_is_being_made(tmp_path: Path) -> None:
     owner, engine = "machine:/folder", tmp_path / "engine"
-    engine.write_text(
-        f'#!/bin/sh\npgrep -f "made for [{owner[0]}]{owner[1:]}" > /dev/null && made=" too early"\necho "$1$made" >> {tmp_path}/said\necho 7\n'
-    )
+    seen = "pgrep -f 'made for [m]achine:/folder' > /dev/null && made=' too early'"
+    engine.write_text(f'#!/bin/sh\n{seen}\necho "$1$made" >> {tmp_path}/said\necho 7\n')
     engine.chmod(0o700)
     making = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)", f"{reaper.OWNER}={owner}", f"made for {owner}"])
     assert reaper.remove_containers([str(engine)], owner)
