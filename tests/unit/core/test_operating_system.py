@@ -149,12 +149,14 @@ def test_what_any_thread_of_a_program_started_descends_from_it() -> None:
 
 def test_a_program_without_a_wall_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_ASSUME_SYSTEM", "darwin")  # read by the program of its own that starts another
+    told = "import resource as r; print(1 + 1, *(r.getrlimit(kind)[0] for kind in (r.RLIMIT_FSIZE, r.RLIMIT_CPU)))"
     code = (
         "import os, sys\nfrom agentrl.env.isolation import launcher\nread, write = os.pipe()\n"
-        f"launcher.main({asdict(ProcessLimits(cpu_s=2.0))}, 0, write, 0, [sys.executable, '-c', 'print(1 + 1)'])"
+        f"launcher.main({asdict(ProcessLimits(cpu_s=2.0, file_mib=3))}, 0, write, 0, [sys.executable, '-c', {told!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert [int(word) for word in done.stdout.split()] == [2, 3 * 2**20, pytest.approx(3, abs=2)]
 
 
 def test_containers_are_removed_when_none_is_being_made(tmp_path: Path) -> None:
@@ -163,6 +165,8 @@ def test_containers_are_removed_when_none_is_being_made(tmp_path: Path) -> None:
     engine.write_text(f'#!/bin/sh\n{seen}\necho "$1$made" >> {tmp_path}/said\necho 7\n')
     engine.chmod(0o700)
     making = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)", f"{reaper.OWNER}={owner}", f"made for {owner}"])
+    while not reaper._is_making(owner):
+        time.sleep(0.005)
     assert reaper.remove_containers([str(engine)], owner)
     assert (tmp_path / "said").read_text() == "ps\nrm\n"
     assert making.wait(10) == 0
