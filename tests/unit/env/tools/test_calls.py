@@ -97,7 +97,10 @@ def test_whatever_is_written_nothing_is_raised(text: str) -> None:
         assert isinstance(call, BadCall) or isinstance(call.name, str)
 
 
-@given(name=st.text(min_size=1), arguments=st.dictionaries(st.text(), JSON.filter(lambda v: v == v), max_size=3))
+@given(
+    name=st.text(min_size=1).filter(lambda name: "<|" not in name),
+    arguments=st.dictionaries(st.text(), JSON.filter(lambda v: v == v), max_size=3),
+)
 def test_a_well_formed_call_is_read_back(name: str, arguments: dict[str, object]) -> None:
     text = json.dumps({"name": name, "arguments": arguments})
     for form in (text, f"<tool_call>{text}</tool_call>"):
