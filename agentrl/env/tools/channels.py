@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 
 MESSAGE = "<|message|>"
+BEGINNINGS = ("<|channel|>", "to=", "<|start|>assistant", MESSAGE)
+"""Texts with which a turn begins that is written in channels."""
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>assistant")
 """Texts that end a message."""
 _NEXT = re.compile(r"<\|(?:end|call|return)\|>\s*|<\|start\|>assistant")
@@ -25,12 +27,13 @@ class Channels:
 def split_channels(turn: str) -> Channels | None:
     """Return the parts of a turn that is written in channels; `None` if it is not.
 
-    A message begins with a header, which names its channel and the tool that it is sent to; ``<|message|>`` ends the header.
+    A message begins with a header, which names its channel and the tool that it is sent to; ``<|message|>`` ends the header. A turn that
+    begins in another way may spell these marks, as a call does whose argument is such a text.
 
     Args:
         turn: Text of the turn with its control tokens.
     """
-    if MESSAGE not in turn:
+    if MESSAGE not in turn or not turn.lstrip().startswith(BEGINNINGS):
         return None
     thoughts: list[str] = []
     texts: list[str] = []

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from agentrl.env.tools.calls import held_length
-from agentrl.env.tools.channels import ENDS, MESSAGE, split_channels
+from agentrl.env.tools.channels import BEGINNINGS, ENDS, MESSAGE, split_channels
 from agentrl.rollout.endpoint.answers import AnswerParser, Marks, Parts
 from agentrl.rollout.endpoint.neutral import Delta, Json
-
-CHANNELS = ("<|channel|>", "to=")
-"""Beginnings of a turn that is written in channels."""
 
 
 class AnswerSplitter:
@@ -99,7 +96,7 @@ class AnswerSplitter:
         if lead.startswith(marks.think):
             self._used = self._whole.index(marks.think) + len(marks.think)
             self._step = self._thought
-        elif marks.has_channels and lead.startswith(CHANNELS):
+        elif marks.has_channels and lead.startswith(BEGINNINGS):
             self._step = self._channels
         elif marks.is_text_without and not _may_begin(lead, marks):
             self._step = self._text
@@ -169,4 +166,4 @@ def _lead(text: str) -> int:
 
 def _may_begin(lead: str, marks: Marks) -> bool:
     """Return True if the beginning of an answer may be that of a mark."""
-    return any(mark.startswith(lead) for mark in (marks.think, *(CHANNELS if marks.has_channels else ())))
+    return any(mark.startswith(lead) for mark in (marks.think, *(BEGINNINGS if marks.has_channels else ())))

@@ -97,10 +97,16 @@ def test_whatever_is_written_nothing_is_raised(text: str) -> None:
         assert isinstance(call, BadCall) or isinstance(call.name, str)
 
 
-@given(
-    name=st.text(min_size=1).filter(lambda name: "<|" not in name),
-    arguments=st.dictionaries(st.text(), JSON.filter(lambda v: v == v), max_size=3),
+@pytest.mark.parametrize(
+    "spelled", ["<|message|>", "<|channel|>final<|message|>", "<|start|>assistant to=functions.add<|message|>{}<|call|>"]
 )
+@pytest.mark.parametrize("form", ["{}", "<tool_call>{}</tool_call>", "I write it. <tool_call>{}</tool_call>"])
+def test_a_call_may_spell_the_marks_of_channels(form: str, spelled: str) -> None:
+    (call,) = parse_tool_calls(form.replace("{}", json.dumps({"name": "write", "arguments": {"text": spelled}})))
+    assert call == ToolCall("write", {"text": spelled})
+
+
+@given(name=st.text(min_size=1), arguments=st.dictionaries(st.text(), JSON.filter(lambda v: v == v), max_size=3))
 def test_a_well_formed_call_is_read_back(name: str, arguments: dict[str, object]) -> None:
     text = json.dumps({"name": name, "arguments": arguments})
     for form in (text, f"<tool_call>{text}</tool_call>"):
