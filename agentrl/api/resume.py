@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster.build import with_engine
+from agentrl.cluster.build import load_environment
 from agentrl.config.load import flag_value
 from agentrl.config.mapping import differences, flattened
+from agentrl.config.model_defaults import settle_engine
 from agentrl.config.plugins import check_files_unchanged
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
@@ -143,14 +144,18 @@ def resume_point(config: TrainConfig) -> ResumePoint:
 def choose_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
     """Return the settings with the engine that ``--engine auto`` stands for, and a line about it where that is not the usual one.
 
-    A run that goes on keeps the engine that it began with, so the command that began it also resumes it.
+    A run that goes on keeps the engine that it began with, so the command that began it also resumes it. An agent that calls the model
+    itself keeps vLLM: it may ask for structured outputs at any time, which no other engine has.
 
     Raises:
         ConfigError: As `resume_point`, but for changed settings; or if the environment cannot be loaded.
         CheckpointError: If the checkpoint cannot be read.
     """
-    saved = _newest(config)[1] if config.engine.engine == AUTO and config.training.resume else {}
-    return (changed(config, engine=flattened(saved).get("engine", AUTO)), "") if saved else with_engine(config)
+    if config.engine.engine != AUTO:
+        return config, ""
+    if config.training.resume and (saved := _newest(config)[1]):
+        return changed(config, engine=flattened(saved).get("engine", AUTO)), ""
+    return (config, "") if load_environment(config).kind.calls_model else settle_engine(config)
 
 
 def _newest(config: TrainConfig) -> tuple[ResumePoint, Mapping[str, Any]]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.engine import WeightsConfig
-from agentrl.config.model_defaults import settle_engine
 from agentrl.config.partner import check_partners
 from agentrl.config.reward import ANSWER
 from agentrl.config.schema import PlaySettings, TrainConfig
@@ -65,16 +64,6 @@ def load_environment(config: PlaySettings) -> AgentSpec:
         problem = f"takes {size:,} bytes with what it refers to, and --env-isolation process sends {MAX_SENT:,} at most"
         raise EnvLoadError("--agent", agent.spec, problem, "Load what is large inside reset, or put the class into a file and name that.")
     return agent
-
-
-def with_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
-    """Return the settings with the engine that ``--engine auto`` stands for, and a line about it where that is not the usual one.
-
-    An agent that calls the model itself may ask for structured outputs at any time, which vLLM alone has.
-    """
-    if config.engine.engine != "auto" or load_environment(config).kind.calls_model:
-        return config, ""
-    return settle_engine(config)
 
 
 def _check_partners(config: PlaySettings, agent: AgentSpec) -> None:

@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,22 +76,24 @@ class Encoder:
         rows: list[Row] = []
         for example, planned in self._planned(examples, flag):
             self.counts.examples += 1
-            try:
+            with self._naming(example, flag):
                 rows += self._example(example, planned)
-            except (ImageError, ChatTemplateError) as error:
-                raise self._named(error, example, flag) from error
         if not rows:
             problem = f"leaves no row: all {self.counts.examples} have more than --max-length {self._max} tokens"
             raise DataError(flag, self._data.data, problem, "Raise --max-length, or use --overlong cut.")
         self.counts.rows += len(rows)
         return rows
 
-    def _named(self, error: ImageError | ChatTemplateError, example: Example, flag: str) -> DataError:
-        """The error of an example that cannot be used, which is named by its line."""
-        if isinstance(error, ImageError):
-            return DataError(flag, example.source or self._data.data, f"{example.where}: {error}", "")
-        problem, _, remedy = str(error).rpartition(". ")
-        return DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.")
+    @contextmanager
+    def _naming(self, example: Example, flag: str) -> Iterator[None]:
+        """Within the block, an example that cannot be used is named by its line."""
+        try:
+            yield
+        except ImageError as error:
+            raise DataError(flag, example.source or self._data.data, f"{example.where}: {error}", "") from error
+        except ChatTemplateError as error:
+            problem, _, remedy = str(error).rpartition(". ")
+            raise DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.") from error
 
     def _planned(self, examples: Iterable[Example], flag: str) -> Iterator[tuple[Example, list[RowOfTurns]]]:
         """Yield examples with their rows as text, whose tokens are there by then; those of the next ones become tokens meanwhile."""
@@ -99,10 +102,8 @@ class Encoder:
             while chunk := list(itertools.islice(left, CHUNK)):
                 following = []
                 for example in chunk:
-                    try:
+                    with self._naming(example, flag):
                         following.append((example, self._plan(example)))
-                    except (ImageError, ChatTemplateError) as error:
-                        raise self._named(error, example, flag) from error
                 wanted = self._batch.taken()
                 before, encoding = encoding, (following, wanted, pool.submit(self._codec.encode_texts, wanted.pieces))
                 if before is not None:

@@ -20,7 +20,7 @@ class Wanted(NamedTuple):
 
     cut: dict[str, list[str]]
     pieces: list[str]
-    known: dict[str, list[int]]
+    again: dict[str, list[int]]
 
 
 class TextBatch:
@@ -57,22 +57,15 @@ class TextBatch:
     def put(self, wanted: Wanted, tokens: Sequence[list[int]]) -> None:
         """Take in the tokens of what was noted; of those before only short texts stay, and what is read again."""
         kept = {text: ids for text, ids in self._ids.items() if len(text) <= SHORT}
-        self._ids = {**(kept if len(kept) <= KEPT else {}), **wanted.known, **dict(zip(wanted.pieces, tokens, strict=True))}
+        self._ids = {**(kept if len(kept) <= KEPT else {}), **wanted.again, **dict(zip(wanted.pieces, tokens, strict=True))}
         self._known = wanted.cut
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text; one that was not noted is encoded now."""
-        return _joined(self.parts(text))
-
-    def parts(self, text: str) -> list[list[int]]:
-        """Return the tokens of a text, piece by piece."""
         pieces = self._known.get(text)
         if pieces is None:
-            return self._codec.encode_texts([text])
-        try:
-            return [self._ids[piece] for piece in pieces]
-        except KeyError:  # noted before others of its own time
-            return self._codec.encode_texts([text])
+            return self._codec.encode_texts([text])[0]
+        return self._ids[pieces[0]] if len(pieces) == 1 else list(itertools.chain.from_iterable(map(self._ids.__getitem__, pieces)))
 
 
 class RowOfTurns:
@@ -111,25 +104,19 @@ class RowOfTurns:
     def finish(self) -> None:
         """Put the tokens of the texts together."""
         for before, text, trained in self._parts:
-            begin, known, (first, *others) = len(self.ids), _joined(self._encoded(before)), self._encoded(before + text) or [[]]
-            if len(known) > len(first):
-                first, others = _joined([first, *others]), []
-            if first[: len(known)] == known:
-                self.ids += first[len(known) :]
-            else:
-                others = self._encoded(text)
-            for each in others:
-                self.ids += each
-            self._spans.append((begin, len(self.ids), trained))
-            if trained and begin < len(self.ids):
-                self.ends.append(self.ids[-1])
+            known, joint = self._encoded(before), self._encoded(before + text)
+            ids = joint[len(known) :] if joint[: len(known)] == known else self._encoded(text)
+            self._spans.append((len(self.ids), len(self.ids) + len(ids), trained))
+            self.ids += ids
+            if trained and ids:
+                self.ends.append(ids[-1])
 
-    def _encoded(self, text: str) -> list[list[int]]:
+    def _encoded(self, text: str) -> list[int]:
         if not self._marked:
-            return self._batch.parts(text)
-        ids: list[list[int]] = []
+            return self._batch.ids(text)
+        ids: list[int] = []
         for index, part in enumerate(self._codec.split_marks(text)):
-            ids += [self._codec.encode_plain(self._table[int(part)])] if index % 2 else self._batch.parts(part)
+            ids += self._codec.encode_plain(self._table[int(part)]) if index % 2 else self._batch.ids(part)
         return ids
 
     @property
@@ -146,11 +133,6 @@ class RowOfTurns:
             return labels
         shared = shared_length(self.ids, before.ids) if before else 0
         return [IGNORED] * shared + self.ids[shared:]
-
-
-def _joined(parts: Sequence[list[int]]) -> list[int]:
-    """Return the tokens of all parts, which may be a part itself and so is not to be changed."""
-    return parts[0] if len(parts) == 1 else list(itertools.chain.from_iterable(parts))
 
 
 def rows_of(codec: TextCodec, renderer: TurnRenderer, batch: TextBatch, turns: Iterable[Turn], table: Sequence[str]) -> list[RowOfTurns]:

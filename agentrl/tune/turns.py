@@ -127,10 +127,7 @@ class TurnRenderer:
             return None
         text, ends = "".join(pieces), list(itertools.accumulate(map(len, pieces)))
         opens, closes = self._behind
-        turns = [(chat[place], text[: ends[place]] + opens, text[: ends[place + 1]] + closes) for place in places]
-        if as_they_are and "<think>" not in text:  # nothing more to look for than what was found in the pieces
-            return [self._ended_turn(*self._divided(prompt, whole, ""), "user") for _, prompt, whole in turns]
-        return [self._divided_turn(message, prompt, whole) for message, prompt, whole in turns]
+        return [self._divided_turn(chat[place], text[: ends[place]] + opens, text[: ends[place + 1]] + closes) for place in places]
 
     def _pieces(self, chat: Sequence[Message], tools: Sequence[Any], *, as_they_are: bool = False) -> list[str] | None:
         """Return what the template writes before the first message, and for each message, by one rendering."""
@@ -209,10 +206,7 @@ class TurnRenderer:
         if thinking and "".join(thinking.split()) not in "".join(answer.split()):
             problem = f"leaves out the thinking of an answer: {thinking.strip()[:60]!r}"
             raise ChatTemplateError(f"{self._template.name} {problem}. {REMEDY}, or leave the column out")
-        return self._ended_turn(prompt, answer, "tool" if message.get("tool_calls") else "user")
-
-    def _ended_turn(self, prompt: str, answer: str, next_role: str) -> Turn:
-        return Turn(prompt, self._ended(answer, next_role))
+        return Turn(prompt, self._ended(answer, "tool" if message.get("tool_calls") else "user"))
 
     def _divided(self, prompt: str, whole: str, thinking: str) -> tuple[str, str]:
         """Return the prompt, and what follows it when the answer is given."""

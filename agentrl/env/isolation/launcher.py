@@ -76,7 +76,7 @@ def adopt_orphans(adopted: bool = True) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def listed(columns: str) -> list[str]:
+def _listed(columns: str) -> list[str]:
     """Lines of the table of processes as ``ps`` prints it, for a system that has no /proc."""
     import subprocess
 
@@ -85,25 +85,27 @@ def listed(columns: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def parents() -> dict[int, int]:
-    """The parent of every process that is visible."""
+def processes() -> dict[int, tuple[int, str, int]]:
+    """Every process that is visible by its id: its parent, its state in a letter, and its resident memory in bytes."""
     if not LINUX:
-        return {int(pid): int(parent) for pid, parent in (line.split() for line in listed("pid=,ppid="))}
-    found = {}
+        lines = (line.split() for line in _listed("pid=,ppid=,state=,rss="))
+        return {int(pid): (int(parent), state[0], int(resident) * 1024) for pid, parent, state, resident in lines}
+    table = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    found[int(name)] = int(file.read().rpartition(b") ")[2].split()[1])  # the name before may hold anything
-            except (OSError, IndexError):
+                    fields = file.read().rpartition(b") ")[2].split()  # the name before may hold anything
+                table[int(name)] = int(fields[1]), fields[0].decode(), int(fields[21]) * PAGE
+            except (OSError, ValueError, IndexError):
                 continue  # it is gone
-    return found
+    return table
 
 
 def children(pid: int) -> list[int]:
     """The processes that the main thread of a process started and that still are; none if it is gone."""
     if not LINUX:
-        return [child for child, parent in parents().items() if parent == pid]
+        return [child for child, (parent, _, _) in processes().items() if parent == pid]
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
             return [int(word) for word in file.read().split()]
@@ -225,9 +227,9 @@ def _abort(owner: int, wait_s: float) -> None:
 
 
 def _descendants() -> list[int]:
-    table, family = parents(), [os.getpid()]
+    table, family = processes(), [os.getpid()]
     for pid in family:  # which grows meanwhile
-        family += [child for child, parent in table.items() if parent == pid]
+        family += [child for child, (parent, _, _) in table.items() if parent == pid]
     return family[1:]
 
 

@@ -16,7 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agentrl.env.isolation.launcher import LINUX, PAGE, listed, send
+from agentrl.env.isolation import launcher
+from agentrl.env.isolation.launcher import send
 
 PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM", "TMPDIR", "XDG_*_HOME"),
@@ -111,18 +112,7 @@ def collect() -> dict[int, int]:
 
 def processes() -> dict[int, ProcessInfo]:
     """Every process that is visible, by its id."""
-    table: dict[int, ProcessInfo] = {}
-    if not LINUX:
-        for line in listed("pid=,ppid=,state=,rss="):
-            pid, parent, state, resident = line.split()
-            table[int(pid)] = ProcessInfo(int(parent), state[0], int(resident) * 1024)
-        return table
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b") ")[2].split()  # the name before may hold anything
-                table[int(name)] = ProcessInfo(int(fields[1]), fields[0].decode(), int(fields[21]) * PAGE)
-    return table
+    return {pid: ProcessInfo(*row) for pid, row in launcher.processes().items()}
 
 
 def families(table: Mapping[int, ProcessInfo], roots: Collection[int]) -> dict[int, list[int]]:
@@ -168,7 +158,7 @@ def marked(mark: str) -> set[int]:
 
 
 def _holds(pid: int, mark: bytes) -> bool:
-    if not LINUX:
+    if not launcher.LINUX:
         return _shown_environment(pid, mark)
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

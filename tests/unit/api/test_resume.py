@@ -98,10 +98,11 @@ async def test_the_command_that_began_a_run_resumes_it_with_its_engine(tmp_path:
 
 
 def test_a_run_that_may_go_on_but_has_not_begun_chooses_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.api.resume.with_engine", lambda config: (changed(config, engine="transformers"), "why"))
-    settled, why = choose_engine(config_of(tmp_path, resume="auto"))
+    monkeypatch.setattr("agentrl.api.resume.settle_engine", lambda config: (changed(config, engine="transformers"), "why"))
+    agent = "envs/arithmetic.py"
+    settled, why = choose_engine(config_of(tmp_path, resume="auto", agent=agent))
     assert (settled.engine.engine, why) == ("transformers", "why")
-    assert choose_engine(config_of(tmp_path, resume=""))[1] == "why"
+    assert choose_engine(config_of(tmp_path, resume="", agent=agent))[1] == "why"
 
 
 async def test_the_layout_of_learner_and_engines_may_change(tmp_path: Path) -> None:

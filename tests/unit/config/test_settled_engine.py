@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.api.resume import choose_engine
 from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
-from agentrl.cluster.build import with_engine
 from agentrl.config.commands import load_config
 from agentrl.config.engine import EngineConfig
 from agentrl.config.model_defaults import TINY, settle_engine
@@ -99,6 +99,6 @@ def test_a_mixture_of_experts_keeps_vllm(tmp_path: Path) -> None:
 
 def test_an_agent_that_calls_the_model_itself_keeps_vllm() -> None:
     config = load_config(BLACK_BOX)
-    assert with_engine(config) == (config, "")
+    assert choose_engine(config) == (config, "")
     assert settle_engine(config)[0].engine.engine == "transformers"  # the model alone would not
-    assert with_engine(load_config(AGENT))[0].engine.engine == "transformers"
+    assert choose_engine(load_config(AGENT))[0].engine.engine == "transformers"

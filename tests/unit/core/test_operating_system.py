@@ -34,7 +34,6 @@ LINUX_ONLY = {
 @pytest.fixture
 def macos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operating_system, "SYSTEM", "darwin")
-    monkeypatch.setattr(system, "LINUX", False)
     monkeypatch.setattr(launcher, "LINUX", False)
 
 
@@ -141,7 +140,7 @@ def test_what_any_thread_of_a_program_started_descends_from_it() -> None:
         assert program.stdout is not None
         started = int(program.stdout.readline())
         assert {program.pid, started} <= set(launcher._descendants())
-        assert launcher.parents()[started] == program.pid
+        assert system.processes()[started].parent == program.pid
     finally:
         system.kill_families([program.pid])
         program.wait()

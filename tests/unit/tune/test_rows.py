@@ -170,10 +170,10 @@ def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or
     assert rows == Encoder(codec, SftConfig()).encode(chats)
 
 
-@pytest.mark.parametrize(("joint", "ids"), [([[1, 2, 3]], [1, 2, 3]), ([[1], [2, 3]], [1, 2, 3]), ([[9, 3]], [1, 5, 3]), ([], [1, 5, 3])])
-def test_text_that_changes_the_tokens_before_it_is_encoded_alone(joint: list[list[int]], ids: list[int]) -> None:
-    tokens = {"": [], "a": [[1]], "ab": joint, "b": [[5, 3]]}
-    batch: Any = SimpleNamespace(want=lambda text: None, parts=tokens.__getitem__)
+@pytest.mark.parametrize(("joint", "ids"), [([1, 2, 3], [1, 2, 3]), ([9, 3], [1, 5, 3]), ([], [1, 5, 3])])
+def test_text_that_changes_the_tokens_before_it_is_encoded_alone(joint: list[int], ids: list[int]) -> None:
+    tokens = {"": [], "a": [1], "ab": joint, "b": [5, 3]}
+    batch: Any = SimpleNamespace(want=lambda text: None, ids=tokens.__getitem__)
     renderer: Any = SimpleNamespace(last_control=lambda text: -1)
     row = RowOfTurns(TextCodec(load_tokenizer(str(tiny_model_path()))), renderer, batch, [""])
     row.add("a", trained=False)
