@@ -36,8 +36,10 @@ def stand_by(*, gently: bool = True) -> None:
     if not on_linux():
         return
     guardian = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})  # before there is a child that a signal could leave alone
     child = os.fork()
     if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         end_with_parent(guardian)
         return
     with contextlib.suppress(OSError):  # a system without the call has no guardian, and the command goes on
@@ -48,14 +50,12 @@ def stand_by(*, gently: bool = True) -> None:
 
 
 def _follow(child: int, *, gently: bool) -> int:
-    """Collect processes until the child ends; return its exit code. Waits for signals; each end of a process is one.
+    """Collect processes until the child ends; return its exit code. Waits for signals, which are blocked; each end of a process is one.
 
     A signal of the terminal goes to all its processes, and so is not handed on.
     """
-    heard = {*HEARD, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     while child not in (ended := system.collect()):
-        told = signal.sigwaitinfo(heard)
+        told = signal.sigwaitinfo({*HEARD, signal.SIGCHLD})
         if told.si_signo != signal.SIGCHLD and told.si_code <= 0:
             launcher.send([child], told.si_signo if gently else signal.SIGKILL)
     return ended[child]

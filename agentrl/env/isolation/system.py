@@ -11,6 +11,7 @@ import errno
 import fnmatch
 import os
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ PASSED = (
 )
 """Environment variables that are passed on; everything else may be a secret."""
 _ROUNDS = 200
+_LOOKS, _LOOK_S = 10, 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,26 +154,38 @@ def kill_marked(mark: str) -> int:
 
 
 def marked(mark: str) -> set[int]:
-    """Every process but this one whose environment holds `mark`, written as ``NAME=value``, since it began its program."""
-    wanted = mark.encode()
-    return {pid for pid, info in processes().items() if pid != os.getpid() and info.state not in "ZX" and _holds(pid, wanted)}
+    """Every process but this one whose environment holds `mark`, written as ``NAME=value``, since it began its program.
+
+    One that is just becoming a program shows no environment for a moment, so those that show none are looked at again.
+    """
+    found: set[int] = set()
+    unread = {pid for pid, info in processes().items() if pid != os.getpid() and info.state not in "ZX"}
+    for _ in range(_LOOKS):
+        shown = {pid: _environment(pid) for pid in unread}
+        found |= {pid for pid, variables in shown.items() if variables and mark.encode() in variables}
+        unread = {pid for pid, variables in shown.items() if variables == []}
+        if not unread:
+            break
+        time.sleep(_LOOK_S)
+    return found
 
 
-def _holds(pid: int, mark: bytes) -> bool:
+def _environment(pid: int) -> list[bytes] | None:
+    """The variables that a process began with, none while it becomes a program; None for one that shows nobody any."""
     if not launcher.LINUX:
-        return _shown_environment(pid, mark)
+        return _shown_environment(pid)
     try:
+        os.readlink(f"/proc/{pid}/exe")  # a thread of the kernel has none
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
+            return [variable for variable in file.read().split(b"\0") if variable]
     except OSError:
-        return False
+        return None
 
 
-def _shown_environment(pid: int, mark: bytes) -> bool:
+def _shown_environment(pid: int) -> list[bytes] | None:
     import psutil
 
-    name, _, value = mark.decode().partition("=")
     try:
-        return bool(psutil.Process(pid).environ().get(name) == value)
+        return [f"{name}={value}".encode() for name, value in psutil.Process(pid).environ().items()]
     except (psutil.Error, OSError):
-        return False
+        return None

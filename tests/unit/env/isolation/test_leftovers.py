@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
@@ -46,6 +47,31 @@ def test_processes_that_began_since_then_are_ended_and_named(caplog: pytest.LogC
     finally:
         before.kill()
         before.wait()
+
+
+def test_a_process_that_is_becoming_a_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows no environment for that moment; one that shows nobody any, as a thread of the kernel, is looked at once."""
+    process, other = (subprocess.Popen(SLEEP, env={"NAME": "value"}) for _ in range(2))
+    time.sleep(0.1)
+    looks: list[int] = []
+    reads = system._environment
+
+    def becoming(pid: int) -> list[bytes] | None:
+        looks.append(pid)
+        if pid == process.pid and looks.count(pid) < 3:
+            return []
+        return None if pid == os.getppid() else reads(pid)
+
+    monkeypatch.setattr(system, "_environment", becoming)
+    try:
+        assert system.marked("NAME=value") == {process.pid, other.pid}
+        assert looks.count(process.pid) == 3
+        assert looks.count(os.getppid()) == 1
+        assert system.marked("NAME=val") == system.marked("AME=value") == set()
+    finally:
+        for begun in (process, other):
+            begun.kill()
+            begun.wait()
 
 
 def test_compile_workers_of_torch_are_not_the_environments(caplog: pytest.LogCaptureFixture) -> None:
