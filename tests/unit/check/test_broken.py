@@ -117,7 +117,7 @@ SECOND = {
 LINUX = ("bad_resources:LeavesDaemons", "bad_resources:LeavesSocketsOpen", "bad_resources:KeepsPages")
 """What only Linux tells: processes whose parents are gone, sockets among open files, memory that a process holds alone."""
 ENVS = BROKEN.parents[3] / "envs"
-SHORT = {"bad_speed:SleepsInAsync": 2.0, "bad_speed:ComputesInAsync": 2.0, "bad_speed:BacktracksWithGil": 1.0}
+SHORT = {"bad_speed:SleepsInAsync": 5.0, "bad_speed:ComputesInAsync": 5.0, "bad_speed:BacktracksWithGil": 1.0}
 """Seconds for environments that are found to be slow, and would be played for longer."""
 SOUND = (
     "sound:Sums",
