@@ -85,6 +85,11 @@ def learner_scores(policy: PolicyModel, batch: Batch, parts: list[list[Bundle]],
     return found, {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
 
 
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, as a share of the largest element where that is above 1: sdpa on a CPU may take a rougher exponential."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
 def layouts(batch: Batch, shares: bool) -> Iterator[list[list[Bundle]]]:
     single = one_row_bundles(batch)
     yield [single]
@@ -106,4 +111,4 @@ def test_every_layout_has_the_gradients_of_the_models_own_passes(family: Family)
             found, own = learner_scores(policy, family.batch, parts, packed)
             assert (found - logprobs).abs().max() < 1e-4
             assert own.keys() == gradients.keys()
-            assert max(float((own[name] - gradients[name]).abs().max()) for name in own) < 1e-4
+            assert max(distance(own[name], gradients[name]) for name in own) < 1e-4
