@@ -78,8 +78,7 @@ class TrainEngine:
     def __init__(self, module: nn.Module, config: LearnerConfig, ranks: Ranks, *, bf16: bool) -> None:
         self.config, self.ranks = config, ranks
         self.skipped_in_a_row = 0
-        # On a CPU the fused kernel is 3.7 times as fast, with other rounding.
-        optimizer = build_optimizer(module, config, fused=ranks.device.type == "cuda" or config.optimizer_offload)
+        optimizer = build_optimizer(module, config)
         options = deepspeed_config(config, bf16=bf16)
         trained = sum(full_shape(parameter).numel() for group in optimizer.param_groups for parameter in group["params"])
         options["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, trained)  # it is made whole, for an adapter too

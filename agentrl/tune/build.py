@@ -130,7 +130,7 @@ def _optimizer(config: TuneConfig, model: Any) -> torch.optim.Optimizer:
     """Return an optimizer that is another one than the AdamW of transformers, or made in another way."""
     from agentrl.learner.optimizers import build_optimizer
 
-    return build_optimizer(model, config.optim, fused=torch.cuda.is_available())
+    return build_optimizer(model, config.optim)
 
 
 def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.learner import engine as engines
-from agentrl.learner.optimizers import build_optimizer
 from agentrl.learner.ranks import join
 
 TENSORS, EACH = 40, 25_000
@@ -80,9 +79,6 @@ def counted(ranks: Any, *, micros: int, lightened: bool = True, stage: int = 2) 
     """Return what summing the gradients of some micro-batches costs, and what the update does."""
     x = torch.ones(1, dtype=torch.bfloat16)
     with ExitStack() as stack:
-        stack.enter_context(
-            patch.object(engines, "build_optimizer", lambda module, config, fused: build_optimizer(module, config, fused=True))
-        )
         if not lightened:
             stack.enter_context(patch.object(engines, "lighten", lambda optimizer, alone: None))
             stack.enter_context(patch.object(engines, "ALONE", {}))

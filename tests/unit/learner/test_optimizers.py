@@ -78,7 +78,7 @@ def test_muon_takes_the_steps_of_its_formula_and_adamw_those_of_the_others() -> 
     optimizer = build_optimizer(module, settings(adam_beta2=0.9))
     plain = torch.optim.AdamW(
         [{"params": [alone.layers[0]["up"].bias], "weight_decay": 0.0}, {"params": [alone.embed.weight, alone.head.weight]}],
-        lr=0.01, betas=(0.9, 0.9), weight_decay=0.1,
+        lr=0.01, betas=(0.9, 0.9), weight_decay=0.1, fused=True,
     )  # fmt: skip
     expected, momentum = module.layers[0]["up"].weight.detach().double(), torch.zeros(6, 4, dtype=torch.float64)
     for step in range(3):
