@@ -207,8 +207,7 @@ def restore(engine: TrainEngine, saved: SavedEngine) -> None:
     places = dict(_places(engine))
     step = saved.last_step()
     if step is not None:
-        fused = bool(optimizer.param_groups[0].get("fused"))
-        states.update((master, _fresh_state(master, step, on_device=fused)) for master in _masters(engine))
+        states.update((master, _fresh_state(master, step)) for master in _masters(engine))
     for name, parameter in _trained(engine.module):
         value = saved[name]
         with gathered_parameter(parameter, modify=True) as weights:
@@ -236,9 +235,9 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
-def _fresh_state(master: Tensor, step: float, *, on_device: bool) -> dict[str, Tensor]:
+def _fresh_state(master: Tensor, step: float) -> dict[str, Tensor]:
     """Return AdamW's state before its first update, without the count."""
-    counted = torch.tensor(step, dtype=torch.float32, device=master.device if on_device else "cpu")
+    counted = torch.tensor(step, dtype=torch.float32, device=master.device)
     return {"step": counted, **{key: torch.zeros_like(master) for key in MOMENTS}}
 
 

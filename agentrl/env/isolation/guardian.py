@@ -19,7 +19,7 @@ from agentrl.core.operating_system import end_with_parent, on_linux
 from agentrl.env.isolation import launcher, system
 from agentrl.env.isolation.leftovers import command_line, command_lines, family, is_helper, listed
 
-HEARD = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+HEARD = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 GRACE_S = 2.0
 """Seconds in which processes may end by themselves once the command has ended."""
 HELPERS_S = 30.0
@@ -36,7 +36,7 @@ def stand_by(*, gently: bool = True) -> None:
     if not on_linux():
         return
     guardian = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})  # before there is a child that a signal could leave alone
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # before there is a child that a signal could leave alone
     child = os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -55,7 +55,7 @@ def _follow(child: int, *, gently: bool) -> int:
     A signal of the terminal goes to all its processes, and so is not handed on.
     """
     while child not in (ended := system.collect()):
-        told = signal.sigwaitinfo({*HEARD, signal.SIGCHLD})
+        told = signal.sigwaitinfo(HEARD)
         if told.si_signo != signal.SIGCHLD and told.si_code <= 0:
             launcher.send([child], told.si_signo if gently else signal.SIGKILL)
     return ended[child]
