@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +59,14 @@ class Adapters:
         self._loaded.append(LoadedAdapter(update.version, request))
         return update.version
 
-    @contextlib.contextmanager
-    def latest(self) -> Iterator[LoadedAdapter | None]:
-        """Use the latest adapter within the block, `None` before the first; it stays loaded until the block ends."""
+    def begin(self) -> LoadedAdapter | None:
+        """Return the latest adapter for a request, `None` before the first; it stays loaded until the request has ended."""
         adapter = self._loaded[-1] if self._loaded else None
-        if adapter is None:
-            yield None
-            return
-        adapter.users += 1
-        try:
-            yield adapter
-        finally:
+        if adapter is not None:
+            adapter.users += 1
+        return adapter
+
+    def end(self, adapter: LoadedAdapter | None) -> None:
+        """A request that began with this adapter has ended."""
+        if adapter is not None:
             adapter.users -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,9 +136,15 @@ class VllmEngine(FencedEngine):
     async def _sample(self, request: GenerationRequest) -> Generation:
         async with self._gate.request(request.request_id) if self._gate else contextlib.nullcontext():
             self._check_alive()  # the weights that it waited for may have failed to load
-            version = None if self._stamps else self._version
-            with self._vllm_errors(request), self._adapters.latest() as adapter:
+            version, adapter = None if self._stamps else self._version, self._adapters.begin()
+            try:
                 output = await self._final_output(request, adapter)
+            except EngineError:
+                raise
+            except Exception as error:
+                raise self._named_error(request, error) from error
+            finally:
+                self._adapters.end(adapter)
         return _generation(request.request_id, output, version if adapter is None else adapter.version)
 
     async def _sleep(self, level: int) -> None:
@@ -177,25 +183,19 @@ class VllmEngine(FencedEngine):
                 listener(new)
         return final
 
-    @contextlib.contextmanager
-    def _vllm_errors(self, request: GenerationRequest) -> Iterator[None]:
-        """Turn vLLM's exceptions into ours."""
-        try:
-            yield
-        except EngineError:
-            raise
-        except Exception as error:
-            # Here, because an import of each request would take as long as its checks.
-            from vllm.exceptions import VLLMValidationError
-            from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+    def _named_error(self, request: GenerationRequest, error: Exception) -> EngineError:
+        """Return vLLM's exception as one of ours."""
+        # Here, because an import of each request would take as long as its checks.
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
-            if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
-                self._dead = self._dead or self._failures.cause() or reason_of(error)
-                raise EngineDeadError(f"engine {self._settings.index} is gone: {self._dead}") from error
-            if request.structure is not None and isinstance(error, VLLMValidationError):
-                raise StructureError(f"vLLM makes no grammar of it: {reason_of(error)}") from error
-            self._meter.failed(reason_of(error))
-            raise EngineError(f"request {request.request_id} failed: {reason_of(error)}") from error
+        if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
+            self._dead = self._dead or self._failures.cause() or reason_of(error)
+            return EngineDeadError(f"engine {self._settings.index} is gone: {self._dead}")
+        if request.structure is not None and isinstance(error, VLLMValidationError):
+            return StructureError(f"vLLM makes no grammar of it: {reason_of(error)}")
+        self._meter.failed(reason_of(error))
+        return EngineError(f"request {request.request_id} failed: {reason_of(error)}")
 
     async def _load_weights(self, update: WeightUpdate) -> int:
         llm = self._llm

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import inspect
 import linecache
 import logging
-import queue
 import sys
 import sysconfig
-import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
@@ -36,18 +32,20 @@ from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
 from agentrl.env.sandbox.spec import DEFAULT_CHOICE, SandboxChoice, use_choice
 from agentrl.env.session import KeptState, Snapshot
 from agentrl.env.states import make_reset_state
+from agentrl.env.threads import Threads, UserError
 from agentrl.env.timing import Stopwatch, use_stopwatch
 from agentrl.env.tools.mcp_servers import use_servers
+from agentrl.env.user_task import LateError, UserTask
 
 _log = logging.getLogger(__name__)
 
 GIVE_WAY = "Await there, as in `await asyncio.sleep(...)`, or write the method with plain def, which runs on a thread under a time limit."
-CANCEL_GRACE_S = 1.0
 MAX_TRACEBACK = 4000
 _PACKAGE = str(Path(__file__).parent)
+_CALLERS = (str(Path(__file__).with_name("user_task.py")), str(Path(__file__).with_name("threads.py")))
+"""Files whose frames call user code."""
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 
-_NO_THREAD = contextlib.nullcontext()
 _Checked = TypeVar("_Checked")
 
 
@@ -65,121 +63,6 @@ class EnvLimits:
     copied: bool = False  # True if processes of episodes may be copied
 
 
-class Threads:
-    """Runs blocking calls on daemon threads, at most `limit` that someone waits for at a time.
-
-    A call whose waiter gave up goes on by itself and no longer counts, so hanging code cannot use up the threads, and
-    being a daemon it cannot keep the process alive. A thread that is done waits for the next call.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._free = asyncio.Semaphore(limit)
-        self._idle: list[queue.SimpleQueue[Callable[[], None] | None]] = []
-        self._closed = False
-
-    async def __aenter__(self) -> Threads:
-        await self._free.acquire()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._free.release()
-
-    async def run(self, call: Callable[[], Any]) -> Any:
-        """Run `call` on a thread and wait for it; on cancellation the thread is left behind."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
-        jobs = self._idle.pop() if self._idle else self._new_thread()
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            self._rest(jobs)
-            if not future.done():
-                future.set_result(result) if error is None else future.set_exception(_UserError(error))
-
-        def work() -> None:
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = context.run(call)
-            except BaseException as raised:  # whatever ends the call ends only the call
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop may be gone when an abandoned call ends
-                loop.call_soon_threadsafe(settle, result, error)
-
-        jobs.put(work)
-        return await future
-
-    async def call(self, function: Callable[[], Any]) -> Any:
-        """As `run`, but raise what the function raises, as it is; its `sys.exit` is a `RuntimeError`."""
-        try:
-            return await self.run(function)
-        except _UserError as raised:
-            error = raised.error
-        if isinstance(error, SystemExit):
-            raise RuntimeError(f"exit({error.code})")
-        raise error if isinstance(error, Exception) else _UserError(error)
-
-    def close(self) -> None:
-        """End the threads that are done, and the others when they are."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().put(None)
-
-    def _rest(self, jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        if self._closed:
-            jobs.put(None)
-        else:
-            self._idle.append(jobs)
-
-    @staticmethod
-    def _new_thread() -> queue.SimpleQueue[Callable[[], None] | None]:
-        jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-
-        def serve() -> None:
-            while (work := jobs.get()) is not None:
-                work()
-                del work
-
-        threading.Thread(target=serve, name="agentrl-env", daemon=True).start()
-        return jobs
-
-
-class _UserError(Exception):
-    """Carries whatever user code raised, also what a future refuses (StopIteration) or what would end the event loop."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class _LateError(Exception):
-    """The deadline of a call has passed."""
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One call of user code; `answer` is awaited itself, because `asyncio.wait` would make a second future for every step."""
-
-    call: Callable[[], Any]
-    is_async: bool
-    answer: asyncio.Future[Any]  # how the call ended, `_LateError` after its deadline
-    is_over: bool = False
-    ended: asyncio.Future[None] | None = None  # of whoever waits for the end of a call that is interrupted
-
-    def expire(self) -> None:
-        """Answer for a call that is not over at its deadline."""
-        if not self.answer.done():
-            self.answer.set_exception(_LateError())
-
-    def end(self, result: Any, error: _UserError | None) -> None:
-        """Answer with the result of the call, or with what it raised, if that is still awaited."""
-        self.is_over = True
-        if not self.answer.done():
-            self.answer.set_result(result) if error is None else self.answer.set_exception(error)
-        if self.ended is not None and not self.ended.done():
-            self.ended.set_result(None)
-
-
 class EnvSession:
     """One episode's environment: made at `reset`, stepped, and closed whatever happened; `source` is the user's file, for messages."""
 
@@ -194,14 +77,19 @@ class EnvSession:
         self._class, self._threads, self._limits, self._directory = cls, threads, limits, directory
         self._file = Path(source).name
         self._object: Any = None
-        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
-        self._server: asyncio.Task[None] | None = None
         self._stopwatch = Stopwatch()
+        self._user = UserTask(f"env {cls.__name__}", threads, self._prepare)
 
     @property
-    def server(self) -> asyncio.Task[None] | None:
-        """The session's task, once there was a call."""
-        return self._server
+    def user_task(self) -> asyncio.Task[None] | None:
+        """The task that user code runs in, once there was a call."""
+        return self._user.task
+
+    def _prepare(self) -> None:
+        """Set what user code finds in the context of its task."""
+        use_stopwatch(self._stopwatch)
+        use_choice(self._limits.sandbox)
+        use_servers(self._limits.mcp)
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
         """Make the user's object and begin the episode; `EnvError`, `EnvTimeoutError`, `EnvResultError` if user code fails."""
@@ -264,9 +152,7 @@ class EnvSession:
             _log.warning("%s", error)
         finally:
             self._object = None
-            if self._server is not None:
-                self._server.cancel()
-                await asyncio.wait({self._server}, timeout=CANCEL_GRACE_S)
+            await self._user.close()
 
     def _where(self, method: str) -> str:
         return f"{self._file}: {self._class.__name__}.{method}"
@@ -289,67 +175,23 @@ class EnvSession:
 
     async def _call(self, name: str, call: Callable[[], Any], timeout_s: float, is_async: bool) -> Any:
         """Have the session's task make a call, and wait for it until its deadline."""
-        async with _NO_THREAD if is_async else self._threads:
-            if self._server is None or self._server.done():
-                self._server = asyncio.create_task(self._serve(), name=f"env {self._class.__name__}")
-            loop = asyncio.get_running_loop()
-            job = _Job(call, is_async, loop.create_future())
-            self._jobs.put_nowait(job)
-            timer = loop.call_later(timeout_s, job.expire)
-            try:
-                result, problem = await job.answer, None
-            except _UserError as raised:
-                result, problem = None, raised.error
-            except asyncio.CancelledError:
-                _ = job.answer.cancelled() or job.answer.exception()  # read, so that asyncio does not complain
-                await self._interrupt(name, job)
-                raise
-            except _LateError:
-                await self._interrupt(name, job)
-                left = "" if is_async else self.abandoned
-                raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}") from None
-            finally:
-                timer.cancel()
+        problem: BaseException | None = None
+        try:
+            if is_async:
+                result = await self._user.call(call, timeout_s, is_async, self._where(name))
+            else:
+                async with self._threads:
+                    result = await self._user.call(call, timeout_s, is_async, self._where(name))
+        except UserError as raised:
+            problem = raised.error
+        except LateError:
+            left = "" if is_async else self.abandoned
+            raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}") from None
         if self._directory is not None:
             self._directory.restore(self._where(name))
         if problem is not None:
             raise _named_error(self._where(name), problem) from problem
         return result
-
-    async def _interrupt(self, name: str, job: _Job) -> None:
-        """Cancel the running call; code that ignores cancellation is left behind after a moment."""
-        server = self._server
-        if server is None:
-            return
-        server.cancel()
-        if not job.is_over:
-            job.ended = asyncio.get_running_loop().create_future()
-            await asyncio.wait({job.ended}, timeout=CANCEL_GRACE_S)
-        if not job.is_over:
-            self._server = None
-            self._jobs = asyncio.Queue()
-            _log.warning("%s ignores cancellation and is left behind", self._where(name))
-
-    async def _serve(self) -> None:
-        """Consume calls and answer them, one after another, until cancelled between two of them."""
-        jobs = self._jobs
-        use_stopwatch(self._stopwatch)
-        use_choice(self._limits.sandbox)
-        use_servers(self._limits.mcp)
-        while True:
-            job = await jobs.get()
-            try:
-                result = job.call() if job.is_async else await self._threads.run(job.call)
-                if inspect.isawaitable(result):
-                    result = await result
-            except BaseException as error:
-                _forget_cancellation()
-                job.end(None, error if isinstance(error, _UserError) else _UserError(error))
-                if isinstance(error, KeyboardInterrupt | GeneratorExit):
-                    raise
-            else:
-                job.end(result, None)
-            del job
 
 
 async def _made(cls: AgentClass) -> Any:
@@ -378,8 +220,7 @@ async def blocked_at(loop: asyncio.AbstractEventLoop, thread: int, wait_s: float
 def user_code_of(thread: int, *, imported: bool = False) -> str:
     """Return file, line and text of the user's code that a thread is in; empty if it is in none that is called (or `imported`)."""
     frames = inner_last(sys._current_frames().get(thread))
-    here = user_code_of.__code__  # the innermost, where a thread asks about itself
-    boundary = (i for i, (code, _) in enumerate(frames) if code.co_filename == __file__ and code is not here)
+    boundary = (i for i, (code, _) in enumerate(frames) if code.co_filename in _CALLERS)
     begin = next(boundary, 0 if imported else len(frames))
     called = [(code, line) for code, line in frames[begin:] if not code.co_filename.startswith((str(Path(__file__).parents[1]), *_PYTHON))]
     own = [(code, line) for code, line in called if "site-packages" not in code.co_filename] or called
@@ -388,13 +229,6 @@ def user_code_of(thread: int, *, imported: bool = False) -> str:
     code, line = own[-1]
     text = linecache.getline(code.co_filename, line).strip()
     return f"{Path(code.co_filename).name}, line {line}, in {code.co_qualname}" + (f" (`{text}`)" if text else "")
-
-
-def _forget_cancellation() -> None:
-    """Make this task as good as new, so that time limits and task groups in a later call work."""
-    task = asyncio.current_task()
-    while task is not None and task.cancelling():
-        task.uncancel()
 
 
 def _named_error(where: str, error: BaseException) -> EnvError:

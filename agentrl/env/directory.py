@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 
 _log = logging.getLogger(__name__)
+_MAX_PATH = 4096
+
+# `os.getcwd` lets another thread go on, an engine's for example, and waits until that has paused: 50 us and more, behind each call of user
+# code. The same function of the C library called so keeps Python's lock.
+_getcwd = ctypes.PyDLL(None).getcwd
+_getcwd.argtypes, _getcwd.restype = (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_char_p
 
 
 class CurrentDirectory:
@@ -13,16 +20,15 @@ class CurrentDirectory:
 
     def __init__(self) -> None:
         self._path = os.getcwd()
+        self._bytes, self._buffer = os.fsencode(self._path), ctypes.create_string_buffer(_MAX_PATH)
         self._is_told = False
 
     def restore(self, where: str) -> None:
         """Go back after a call of user code, the method `where`; warn the first time."""
-        try:
-            found = os.getcwd()
-        except OSError:  # it has been removed
-            found = "a folder that is gone"
-        if found == self._path:
+        present = _getcwd(self._buffer, _MAX_PATH)
+        if present == self._bytes:
             return
+        found = "a folder that is gone" if present is None else os.fsdecode(present)
         os.chdir(self._path)
         if not self._is_told:
             self._is_told = True

@@ -12,8 +12,9 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Prompt, Task
 from agentrl.env.agent import SamplingParams, StepResult
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession
 from agentrl.env.results import bad_result, check_step, number
+from agentrl.env.threads import Threads
 
 Outcome: TypeAlias = StepResult | float
 

@@ -14,11 +14,12 @@ from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import Engine
 from agentrl.core.types import GroupRequest, Message, Prompt, Sampling, Status, Task, Trajectory, as_messages
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
-from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.boundary import EnvSession
 from agentrl.env.executor import Completion, ExecutorSession, Policy, Sampler
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.results import bad_result, check_sampling
 from agentrl.env.states import make_sampling_params
+from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.episode import Episode

@@ -146,6 +146,7 @@ def make_member(
         black_box = BlackBoxSession(cls, source, settings.env, settings.program_limits)
         return BlackBoxEpisode(group_request, index, engine=engine, codec=codec, env=black_box, settings=settings, server=server)
     agents_spec = multi_agent_spec(cls, source)
-    agents_spec = replace(agents_spec, trained=agents_spec.trained - partners.keys())
+    if partners:
+        agents_spec = replace(agents_spec, trained=agents_spec.trained - partners.keys())
     more: dict[str, Any] = {"agents_spec": agents_spec, "partners": partners, "role": role}
     return Episode(group_request, index, engine=engine, codec=codec, env=open_session(), settings=settings, **more)

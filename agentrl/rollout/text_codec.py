@@ -12,6 +12,8 @@ from typing import Any
 from agentrl.core.types import Prompt
 from agentrl.rollout.lane import Lane
 
+BRIEF = 300
+"""Characters up to which a text is encoded in less time than another thread may keep Python's lock once it has it."""
 LONG = 1000
 """Characters from which a text is encoded without holding up other threads, and from which a turn of a chat is worth keeping."""
 HEADS = 32
@@ -178,6 +180,8 @@ class TextCodec:
             if self._backend.encode_special_tokens:  # as transformers sets it in each of its calls
                 with self._settings:
                     self._backend.encode_special_tokens = False
+            if len(text) <= BRIEF:  # letting other threads go on would take longer
+                return list(self._backend.encode(text, add_special_tokens=False).ids)
             # A batch lets other threads go on meanwhile, and the fast one does not note where in the text each token begins.
             return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         with self._settings:

@@ -1,11 +1,12 @@
 """Tokens per second through the rollout path, as a share of those of a bare `AsyncLLM` that is given the same requests.
 
-    python -m tests.benchmarks.driver_overhead [--episodes N] [--repetitions N]
+    python -m tests.benchmarks.driver_overhead [--episodes N] [--repetitions N] [--layouts thread process]
 
 The rollout path is worker, groups, episodes, chat template, environment, checks, records of turns. Its requests are recorded
 once and then given to vLLM directly: the same token ids, sampling, seeds and names, as many at once, those of an episode one
-after another. Both take turns. The bare engine is measured twice: on the thread where agentrl runs it, and as vLLM starts it by
-itself, in a process of its own. Every repetition begins with an empty prefix cache, and its tokens must be the same.
+after another. Both take turns, on the same engine. It is measured twice: with its core on a thread, where agentrl runs it on a CPU, and
+in a process of its own, as vLLM starts it by itself and agentrl on a GPU. Every repetition begins with an empty prefix cache, and its
+tokens must be the same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.engine import EngineConfig
@@ -38,6 +40,7 @@ from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 
 GROUP = 8
+LAYOUTS = ("thread", "process")
 MODULE = "tests.benchmarks._environments"
 
 
@@ -108,17 +111,17 @@ def params_of(engine: VllmEngine, sampling: Sampling) -> Any:
     return engine._make_params(sampling, max_tokens=sampling.max_tokens, end_ids=engine.end_token_ids, seed=sampling.seed)
 
 
-async def stock_engine(settings: EngineSettings) -> Any:
-    """The engine as vLLM starts it: its core in a process of its own."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+async def started(layout: str, settings: EngineSettings) -> VllmEngine:
+    """An engine whose core runs on a thread, as on a CPU, or in a process of its own, as on a GPU."""
+    from agentrl.engine.inprocess import with_core_stats
 
-    from agentrl.engine import launch
+    def with_layout(build: Callable[[], Any], *, in_process: bool) -> Any:
+        return with_core_stats(build, in_process=layout == "thread")
 
-    config = launch.AutoConfig.from_pretrained(settings.model.model)
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**launch._common(settings, config), **launch._cpu(settings, config)))
-    await llm.collective_rpc("make_row_invariant")
-    return llm
+    engine = VllmEngine(settings)
+    with mock.patch("agentrl.engine.launch.with_core_stats", with_layout):
+        await engine.start()
+    return engine
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,11 @@ class Result:
     """Tokens per second of one workload, one entry per repetition."""
 
     ours: list[float]
-    thread: list[float]
-    process: list[float]
+    bare: list[float]
     tokens: int
 
 
-async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, *, episodes: int, repetitions: int) -> Result:
+async def compare(engine: VllmEngine, workload: Workload, *, episodes: int, repetitions: int) -> Result:
     """Record the requests, then measure in turns."""
     requests: list[GenerationRequest] = []
 
@@ -156,22 +158,20 @@ async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, 
         return {f"{t.trajectory_id}-{n}": turn.token_ids.tolist() for t in episodes for n, turn in enumerate(t.turns)}
 
     await asyncio.gather(*map(watched.run_group, group_requests))
-    thread = Bare(engine._llm, partial(params_of, engine))
-    result, expected = Result([], [], [], 0), None
+    bare = Bare(engine._llm, partial(params_of, engine))
+    result, expected = Result([], [], 0), None
     for _ in range(repetitions):
-        for speeds, bare in ((result.ours, None), (result.thread, thread), (result.process, process)):
-            if speeds is result.process and process is None:
-                continue
-            send = ours if bare is None else await bare.replay(requests)
-            await (bare or thread).forget()
+        for speeds, is_bare in ((result.ours, False), (result.bare, True)):
+            send = await bare.replay(requests) if is_bare else ours
+            await bare.forget()
             begin = time.perf_counter()
             tokens = await send()
             seconds = time.perf_counter() - begin
             expected = expected or tokens
             if tokens != expected:
-                raise RuntimeError("the engines did not sample the same tokens")
+                raise RuntimeError("the engine did not sample the same tokens")
             speeds.append(sum(map(len, tokens.values())) / seconds)
-    return Result(result.ours, result.thread, result.process, sum(map(len, (expected or {}).values())))
+    return Result(result.ours, result.bare, sum(map(len, (expected or {}).values())))
 
 
 def random_model(folder: Path) -> str:
@@ -186,31 +186,20 @@ def random_model(folder: Path) -> str:
     return str(folder)
 
 
-async def measure(model: str, options: argparse.Namespace) -> None:
-    """Start the engines and print the table."""
-    settings = EngineSettings(model=ModelConfig(model=model), engine=EngineConfig())
-    engine = VllmEngine(settings)
-    await engine.start()
-    process = None
-    if options.stock:
-        process = Bare(await stock_engine(settings), partial(params_of, engine))
-    print("| workload | tokens | rollout path, tokens/s | bare, on a thread | share | bare, own process | share |")
-    print("|---|---|---|---|---|---|---|")
+async def measure(model: str, layout: str, options: argparse.Namespace) -> None:
+    """Start an engine and print its lines of the table."""
+    engine = await started(layout, EngineSettings(model=ModelConfig(model=model), engine=EngineConfig()))
     for workload in WORKLOADS:
-        result = await compare(engine, process, workload, episodes=options.episodes, repetitions=options.repetitions)
-        print(row(workload, result), flush=True)
+        result = await compare(engine, workload, episodes=options.episodes, repetitions=options.repetitions)
+        print(row(workload, layout, result), flush=True)
     await engine.close()
-    if process is not None:
-        process.llm.shutdown()
 
 
-def row(workload: Workload, result: Result) -> str:
+def row(workload: Workload, layout: str, result: Result) -> str:
     """One line of the table: medians; shares are medians over repetitions, with their range."""
-    cells = [workload.name, str(result.tokens), f"{statistics.median(result.ours):,.0f}"]
-    for bare in (result.thread, result.process):
-        shares = sorted(ours / other for ours, other in zip(result.ours, bare, strict=False))
-        cells += [f"{statistics.median(bare):,.0f}", _spread(shares)] if bare else ["", ""]
-    return f"| {' | '.join(cells)} |"
+    shares = sorted(ours / bare for ours, bare in zip(result.ours, result.bare, strict=True))
+    speeds = [f"{statistics.median(speeds):,.0f}" for speeds in (result.ours, result.bare)]
+    return f"| {' | '.join([layout, workload.name, f'{result.tokens:,}', *speeds, _spread(shares)])} |"
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -222,11 +211,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=256, help="all at once, in groups of 8")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--no-stock", dest="stock", action="store_false", help="leave out the engine in a process of its own")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     options = parser.parse_args()
     print(f"{options.episodes} episodes at once, {options.repetitions} repetitions; load {os.getloadavg()[0]:.1f}")
+    print("| core of vLLM | workload | tokens | rollout path, tokens/s | bare, tokens/s | share |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(random_model(Path(folder)), options))
+        for layout in options.layouts:
+            asyncio.run(measure(random_model(Path(folder)), layout, options))
     print(f"load {os.getloadavg()[0]:.1f}")
 
 

@@ -22,12 +22,13 @@ from agentrl.core.types import Task
 from agentrl.env.adapters.specs import FLAG
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
 from agentrl.env.sandbox.files import make_beneath
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import ExecResult, SandboxSpec, current_choice
 from agentrl.env.states import make_step_state
+from agentrl.env.threads import Threads
 
 OPTIONS = ("judge", "reward", "files")
 FORM = "Write command:'CMD {prompt}#judge=CMD' or command:'CMD {prompt}#reward=file.py', and #files=FOLDER for files to begin with."

@@ -17,7 +17,7 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.env.adapters.gymnasium import PIXELS, SEEDS, TOY_TEXT, GymEnv
 from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
-from agentrl.env.boundary import Threads
+from agentrl.env.threads import Threads
 
 if TYPE_CHECKING:
     import gymnasium

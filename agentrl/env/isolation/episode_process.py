@@ -26,10 +26,11 @@ import numpy.random  # loaded on first use otherwise, with a seed of its own
 from agentrl.core.errors import EnvError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession
 from agentrl.env.isolation import launcher, system, wire
 from agentrl.env.isolation.copying import Holdings, check_copy, let_go, places, spawn
 from agentrl.env.isolation.system import ProcessLimits
+from agentrl.env.threads import Threads
 
 CLEAN = 173
 """Exit code of a process that leaves no descendant; any other has the fork server look for some."""
@@ -137,7 +138,7 @@ class EpisodeProcess:
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
         """Tasks on the event loop that are not the user's."""
-        return [self._session.server] if self._session.server is not None else []
+        return [self._session.user_task] if self._session.user_task is not None else []
 
     def copied(self) -> EpisodeProcess:
         """Return what goes on with the episode in a copy of this process, where threads and the event loop are gone."""

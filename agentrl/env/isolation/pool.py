@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import IO, Protocol
 
 from agentrl.core.errors import EnvError, EnvLoadError
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession
 from agentrl.env.directory import CurrentDirectory
 from agentrl.env.isolation import system
 from agentrl.env.isolation.episode_process import CLEAN, OUT_OF_MEMORY
@@ -29,6 +29,7 @@ from agentrl.env.isolation.system import ProcessLimits, child_environment, descr
 from agentrl.env.load import AgentSpec, preload
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.session import Session
+from agentrl.env.threads import Threads
 
 _log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance, ResetState, StepResult, StepState
-from agentrl.env.boundary import Threads
 from agentrl.env.results import bad_result, clipped_score, known_keys, number
 from agentrl.env.rewards.forms import FORMS, form_of
+from agentrl.env.threads import Threads
 
 if TYPE_CHECKING:
     from agentrl.env.remote.http import JsonClient

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from agentrl.core.errors import RemoteError, SandboxError
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepReturn, StepState
-from agentrl.env.boundary import Threads
 from agentrl.env.results import said
+from agentrl.env.threads import Threads
 from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, ToolCallError, ToolFailedError, parse_tool_calls
 from agentrl.env.tools.mcp import McpSessions, McpTool

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl import AgentInstance, StepResult, Task
 from agentrl.cluster.runtime import BlockWatch
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads, blocked_at
+from agentrl.env.boundary import EnvLimits, EnvSession, blocked_at
+from agentrl.env.threads import Threads
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl import AgentInstance, ResetResult, StepResult, StepState, Task
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession
+from agentrl.env.threads import Threads
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,10 @@ from agentrl.config.schema import RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import GroupRequest, Trajectory
-from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.boundary import EnvSession
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.multi_agent import multi_agent_spec
+from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.executor_episode import ExecutorEpisode

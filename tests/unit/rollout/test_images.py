@@ -30,8 +30,9 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Message, Status, Task, Trajectory, ints
 from agentrl.engine.fenced import FencedEngine
 from agentrl.env import images as env_images
-from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.boundary import EnvSession
 from agentrl.env.executor import Executor, ExecutorSession
+from agentrl.env.threads import Threads
 from agentrl.learner.batch import collate
 from agentrl.rollout import images
 from agentrl.rollout.chat import ChatCodec

@@ -10,7 +10,8 @@ from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import GroupRequest, Task, Trajectory
 from agentrl.env.agent import AgentInstance
-from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.boundary import EnvSession
+from agentrl.env.threads import Threads
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.settings import EpisodeSettings
 from tests.scripted_engine import ScriptedEngine

@@ -6,8 +6,9 @@ from typing import Any
 from agentrl import ResetState, StepState, Task
 from agentrl.config.sections import changed
 from agentrl.core.types import GroupRequest, Trajectory
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession
 from agentrl.env.load import load_agent
+from agentrl.env.threads import Threads
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 

@@ -13,9 +13,10 @@ from agentrl.core.images import check_places
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import GroupRequest, Status, Task, Trajectory
-from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.boundary import EnvSession
 from agentrl.env.load import load_agent
 from agentrl.env.multi_agent import multi_agent_spec
+from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from tests.image_support import picture, reader_of

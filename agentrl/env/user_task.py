@@ -1,0 +1,134 @@
+"""The asyncio task of an episode's user code: one call after another, each up to its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.env.threads import Threads, UserError
+
+_log = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 1.0
+
+
+class LateError(Exception):
+    """The deadline of a call has passed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call of user code; `answer` is awaited itself, because `asyncio.wait` would make a second future for every step."""
+
+    call: Callable[[], Any]
+    is_async: bool
+    answer: asyncio.Future[Any]  # how the call ended, `LateError` after its deadline
+    is_over: bool = False
+    ended: asyncio.Future[None] | None = None  # of whoever waits for the end of a call that is interrupted
+
+    def expire(self) -> None:
+        """Answer for a call that is not over at its deadline."""
+        if not self.answer.done():
+            self.answer.set_exception(LateError())
+
+    def end(self, result: Any, error: UserError | None) -> None:
+        """Answer with the result of the call, or with what it raised, if that is still awaited."""
+        self.is_over = True
+        if not self.answer.done():
+            self.answer.set_result(result) if error is None else self.answer.set_exception(error)
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(None)
+
+
+class UserTask:
+    """Makes calls of user code as one asyncio task and in one context, plain functions on a thread.
+
+    Args:
+        name: Of the task.
+        threads: For plain functions.
+        prepare: Called once in the context of the task.
+    """
+
+    def __init__(self, name: str, threads: Threads, prepare: Callable[[], None]) -> None:
+        self._name, self._threads, self._prepare = name, threads, prepare
+        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self.task: asyncio.Task[None] | None = None  # once there was a call
+
+    async def call(self, call: Callable[[], Any], timeout_s: float, is_async: bool, where: str) -> Any:
+        """Make a call, and return its result.
+
+        Args:
+            call: What to call.
+            timeout_s: Seconds until its deadline.
+            is_async: True if it does not block.
+            where: Its name, for messages.
+
+        Raises:
+            UserError: If it raised anything.
+            LateError: If it was not over at its deadline; then it was cancelled.
+        """
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._serve(), name=self._name)
+        loop = asyncio.get_running_loop()
+        job = _Job(call, is_async, loop.create_future())
+        self._jobs.put_nowait(job)
+        timer = loop.call_later(timeout_s, job.expire)
+        try:
+            return await job.answer
+        except asyncio.CancelledError:
+            _ = job.answer.cancelled() or job.answer.exception()  # read, so that asyncio does not complain
+            await self._interrupt(job, where)
+            raise
+        except LateError:
+            await self._interrupt(job, where)
+            raise
+        finally:
+            timer.cancel()
+
+    async def close(self) -> None:
+        """End the task."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task}, timeout=CANCEL_GRACE_S)
+
+    async def _interrupt(self, job: _Job, where: str) -> None:
+        """Cancel the running call; code that ignores cancellation is left behind after a moment."""
+        if self.task is None:
+            return
+        self.task.cancel()
+        if not job.is_over:
+            job.ended = asyncio.get_running_loop().create_future()
+            await asyncio.wait({job.ended}, timeout=CANCEL_GRACE_S)
+        if not job.is_over:
+            self.task, self._jobs = None, asyncio.Queue()
+            _log.warning("%s ignores cancellation and is left behind", where)
+
+    async def _serve(self) -> None:
+        """Consume calls and answer them, one after another, until cancelled between two of them."""
+        jobs = self._jobs
+        self._prepare()
+        while True:
+            job = await jobs.get()
+            try:
+                result = job.call() if job.is_async else await self._threads.run(job.call)
+                if inspect.isawaitable(result):
+                    result = await result
+            except BaseException as error:
+                _forget_cancellation()
+                job.end(None, error if isinstance(error, UserError) else UserError(error))
+                if isinstance(error, KeyboardInterrupt | GeneratorExit):
+                    raise
+            else:
+                job.end(result, None)
+            del job
+
+
+def _forget_cancellation() -> None:
+    """Make this task as good as new, so that time limits and task groups in a later call work."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
