@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from agentrl.core.errors import ChatTemplateError, DataError, EnvResultError
 from agentrl.core.images import PlacedImage
+from agentrl.core.operating_system import usable_cores
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.row_table import Row
-from agentrl.tune.row_text import IGNORED, RowOfTurns, TextBatch, Wanted, rows_of
+from agentrl.tune.row_text import IGNORED, RowOfTurns, TextBatch, Wanted, as_array, rows_of
 from agentrl.tune.settings import TuneConfig
 from agentrl.tune.turns import TurnRenderer
+
+Tokens: TypeAlias = "array[int] | list[int]"
 
 CHUNK = 512
 """Examples whose texts are encoded together."""
@@ -61,7 +66,7 @@ class Encoder:
         self._separator = codec.encode_plain(getattr(config.method, "step_separator", "\n"))
         self._last_step_only = getattr(config.method, "last_step_only", False)
         end = codec.tokenizer.eos_token_id
-        self._text_end = [] if end is None else [end]
+        self._text_end = as_array() if end is None else as_array([end])
         self._renderer = TurnRenderer(codec, config.model, system_prompt=config.data.system_prompt, end_token=config.data.eos_token)
         self._batch = TextBatch(codec)
         self.counts = Counts()
@@ -76,40 +81,44 @@ class Encoder:
         rows: list[Row] = []
         for example, planned in self._planned(examples, flag):
             self.counts.examples += 1
-            with self._naming(example, flag):
+            try:
                 rows += self._example(example, planned)
+            except (ImageError, ChatTemplateError) as error:
+                raise self._named(example, flag, error) from error
         if not rows:
             problem = f"leaves no row: all {self.counts.examples} have more than --max-length {self._max} tokens"
             raise DataError(flag, self._data.data, problem, "Raise --max-length, or use --overlong cut.")
         self.counts.rows += len(rows)
         return rows
 
-    @contextmanager
-    def _naming(self, example: Example, flag: str) -> Iterator[None]:
-        """Within the block, an example that cannot be used is named by its line."""
-        try:
-            yield
-        except ImageError as error:
-            raise DataError(flag, example.source or self._data.data, f"{example.where}: {error}", "") from error
-        except ChatTemplateError as error:
-            problem, _, remedy = str(error).rpartition(". ")
-            raise DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.") from error
+    def _named(self, example: Example, flag: str, error: ImageError | ChatTemplateError) -> DataError:
+        """Return the error of an example that cannot be used, with its line."""
+        where = example.source or self._data.data
+        if isinstance(error, ImageError):
+            return DataError(flag, where, f"{example.where}: {error}", "")
+        problem, _, remedy = str(error).rpartition(". ")
+        return DataError(flag, where, f"{example.where}: {problem}", f"{remedy}.")
 
     def _planned(self, examples: Iterable[Example], flag: str) -> Iterator[tuple[Example, list[RowOfTurns]]]:
         """Yield examples with their rows as text, whose tokens are there by then; those of the next ones become tokens meanwhile."""
-        left, encoding = iter(examples), None
+        left, encoding, takes_turns = iter(examples), None, usable_cores() == 1
         with ThreadPoolExecutor(1) as pool:
             while chunk := list(itertools.islice(left, CHUNK)):
-                following = []
-                for example in chunk:
-                    with self._naming(example, flag):
-                        following.append((example, self._plan(example)))
+                following = [(example, self._plan_of(example, flag)) for example in chunk]
                 wanted = self._batch.taken()
                 before, encoding = encoding, (following, wanted, pool.submit(self._codec.encode_texts, wanted.pieces))
+                if takes_turns:
+                    encoding[-1].exception()  # two threads on one core would only be in each other's way
                 if before is not None:
                     yield from self._encoded(*before)
             if encoding is not None:
                 yield from self._encoded(*encoding)
+
+    def _plan_of(self, example: Example, flag: str) -> list[RowOfTurns]:
+        try:
+            return self._plan(example)
+        except (ImageError, ChatTemplateError) as error:
+            raise self._named(example, flag, error) from error
 
     def _encoded(
         self, planned: list[tuple[Example, list[RowOfTurns]]], wanted: Wanted, tokens: Future[list[list[int]]]
@@ -163,23 +172,23 @@ class Encoder:
         if isinstance(example, Text) and len(ids) > self._max and self._overlong == "split":
             self.counts.split += 1
             parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
-            return [self._row(part, list(part), len(part)) for part in parts if len(part) > 1]
+            return [self._row(part, part, len(part)) for part in parts if len(part) > 1]
         return self._fitted_row(ids, labels)
 
-    def _fitted_row(self, ids: list[int], labels: list[Any], images: Sequence[str] = ()) -> list[Row]:
+    def _fitted_row(self, ids: Tokens, labels: Tokens | list[float], images: Sequence[str] = ()) -> list[Row]:
         if images or self._places(ids):
             return self._row_with_images(ids, labels, images)
         kept = self._fit(len(ids), self._max)
         cut = kept < len(ids)
         if cut:
             ids, labels = ids[:kept], labels[:kept]
-        trained = kept - labels.count(IGNORED)
+        trained = int(np.count_nonzero(np.asarray(labels) != IGNORED))
         if trained == (kept > 0 and labels[0] != IGNORED):  # nothing predicts the first token
             return self._drop()
         self.counts.cut += cut
         return [self._row(ids, labels, trained)]
 
-    def _row_with_images(self, ids: list[int], labels: list[Any], images: Sequence[str]) -> list[Row]:
+    def _row_with_images(self, ids: Tokens, labels: Tokens | list[float], images: Sequence[str]) -> list[Row]:
         """Return a row in which tokens of images, which are not trained, stand in the places of these; none if it is too long."""
         used = images[: len(self._places(ids))] if self._reader is not None else images  # a branch may end before the last image
         expanded, placed = self._expanded(ids, used)
@@ -204,7 +213,7 @@ class Encoder:
         """Return where images stand in compact tokens."""
         return [] if self._reader is None else [at for at, token in enumerate(ids) if token == self._reader.placeholder]
 
-    def _expanded(self, ids: list[int], images: Sequence[str]) -> tuple[list[int], tuple[PlacedImage, ...]]:
+    def _expanded(self, ids: Tokens, images: Sequence[str]) -> tuple[Tokens, tuple[PlacedImage, ...]]:
         """Return tokens with those of images in their places, and where these are.
 
         Raises:
@@ -215,9 +224,10 @@ class Encoder:
                 raise ImageError(f"the row has {len(images)} images and the model reads text only")
             return ids, ()
         try:
-            return self._reader.expand(ids, self._reader.read_here(images))
+            expanded, placed = self._reader.expand(list(ids), self._reader.read_here(images))
         except EnvResultError as error:
             raise ImageError(str(error)) from error
+        return as_array(expanded), placed
 
     def _drop(self) -> list[Row]:
         self.counts.dropped += 1
@@ -229,7 +239,7 @@ class Encoder:
             return length
         return max(room, 0) if self._overlong == "cut" else 0
 
-    def _row(self, ids: list[int], labels: list[Any], trained: int) -> Row:
+    def _row(self, ids: Tokens, labels: Sequence[float], trained: int) -> Row:
         self._count(len(ids), trained)
         return {"input_ids": ids, "labels": labels}
 
@@ -238,17 +248,17 @@ class Encoder:
         self.counts.trained += trained
         self.counts.longest = max(self.counts.longest, tokens)
 
-    def _text(self, text: str) -> list[int]:
+    def _text(self, text: str) -> array[int]:
         self.ends.update(self._text_end)
-        return self._codec.beginning + self._batch.ids(text) + self._text_end
+        return as_array(self._codec.beginning) + self._batch.ids(text) + self._text_end
 
-    def _single(self, example: Answer | Text, planned: list[RowOfTurns]) -> tuple[list[int], list[int]]:
+    def _single(self, example: Answer | Text, planned: list[RowOfTurns]) -> tuple[array[int], array[int]]:
         if isinstance(example, Text):
             ids = self._text(example.text)
-            return ids, list(ids)
+            return ids, ids
         prompt, (answer,) = self._prompt_and_answers(example.prompt, [example.answer], planned)
         ids = prompt + answer
-        return ids, list(ids) if self._train_on == "all" else [IGNORED] * len(prompt) + answer
+        return ids, ids if self._train_on == "all" else as_array([IGNORED]) * len(prompt) + answer
 
     def _places_of_answers(self, example: Chat) -> list[int]:
         """Return the places of the answers that are trained, or with ``--train-on all`` of all."""
@@ -282,7 +292,7 @@ class Encoder:
             return self._drop()
         return [{"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label, **_images_of(example)}]
 
-    def _fitted(self, example: Pair | Labelled, planned: list[RowOfTurns], *messages: Message) -> tuple[list[int], list[list[int]]]:
+    def _fitted(self, example: Pair | Labelled, planned: list[RowOfTurns], *messages: Message) -> tuple[Tokens, list[array[int]]]:
         """Return a prompt and the answers to it, counted and cut if need be; no answers if one of them does not fit."""
         compact, answers = self._prompt_and_answers(example.prompt, messages, planned)
         ids, _ = self._expanded(compact, example.images)
@@ -306,7 +316,7 @@ class Encoder:
 
     def _prompt_and_answers(
         self, prompt: Prompt, answers: Sequence[Message], planned: list[RowOfTurns]
-    ) -> tuple[list[int], list[list[int]]]:
+    ) -> tuple[array[int], list[array[int]]]:
         """Return the tokens of a prompt, and of several answers to it."""
         if not planned:
             self.ends.update(self._text_end)

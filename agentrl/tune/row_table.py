@@ -88,30 +88,34 @@ class RowTable(Sequence[Row]):
 
 def _column(values: Sequence[Any]) -> tuple[Any, Any]:
     """Return the values of a column in one array, and where those of each row begin."""
-    if not isinstance(values[0], list):
+    if not isinstance(values[0], list | array):
         return np.array(values), None
     begins = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum([len(each) for each in values], out=begins[1:])
     return _flat(values), begins
 
 
-def _flat(lists: Sequence[list[Any]]) -> Any:
+def _flat(lists: Sequence[list[Any] | array[Any]]) -> Any:
     """Return the numbers of lists in one array: whole ones unless there are fractions."""
     flat: Any = array("i")  # takes lists of numbers twice as fast as NumPy does
     try:
         for each in lists:
-            flat.fromlist(each)
+            flat.extend(each) if isinstance(each, array) else flat.fromlist(each)
     except TypeError:
         flat = array("d")
         for each in lists:
-            flat.fromlist(each)
+            flat.fromlist(list(each))
     return np.asarray(flat)
 
 
 def as_rows(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return rows as a table, or as they are if some have columns of their own or images, which are no numbers."""
+    """Return rows as a table, or one by one if some have columns of their own or images, which are no numbers."""
     same = all(row.keys() == rows[0].keys() and "images" not in row for row in rows)
-    return RowTable.of(rows) if same else tuple(rows)
+    return RowTable.of(rows) if same else tuple(map(_with_lists, rows))
+
+
+def _with_lists(row: Row) -> Row:
+    return {name: value.tolist() if isinstance(value, array) else value for name, value in row.items()}
 
 
 class Drawn(Sequence[Row]):
@@ -145,8 +149,5 @@ def fingerprint(*parts: Iterable[Mapping[str, Any]]) -> str:
         for name in sorted(row):
             value = row[name]
             digest.update(name.encode())
-            if name == "images":
-                digest.update("".join(value).encode())
-            else:
-                digest.update(np.atleast_1d(np.asarray(value, dtype=np.float64)).tobytes())
+            digest.update("".join(value).encode() if name == "images" else np.asarray(value, dtype=np.float64).tobytes())
     return digest.hexdigest()

@@ -88,9 +88,9 @@ class TurnRenderer:
             ChatTemplateError: If the template refuses the messages, leaves a part of one out, or writes the prompt in another way when the
                 answer follows.
         """
-        split = [_split(message) for message in messages]
-        if all(one is other for one, other in zip(split, messages, strict=True)):
+        if not any("<think>" in message["content"] for message in messages if message["role"] == "assistant"):
             return self._turns(messages, places, table)
+        split = [_split(message) for message in messages]
         try:
             return self._turns(split, places, table)
         except ChatTemplateError as refusal:  # a template that knows no thinking writes the block as it writes any text
@@ -202,7 +202,8 @@ class TurnRenderer:
         """Return the turn of an answer, by the text of the chat before it and with it."""
         thinking = _thinking_of(message)
         prompt, answer = self._divided(prompt, whole, thinking)
-        self._check_whole(answer, [message])
+        if not _is_in(message, answer):
+            self._check_whole(answer, [message])
         if thinking and "".join(thinking.split()) not in "".join(answer.split()):
             problem = f"leaves out the thinking of an answer: {thinking.strip()[:60]!r}"
             raise ChatTemplateError(f"{self._template.name} {problem}. {REMEDY}, or leave the column out")
@@ -276,10 +277,15 @@ def _template(codec: TextCodec, settings: ModelConfig) -> ChatTemplate:
 
 def _may_be_lost(message: Message, piece: str, opening: str) -> bool:
     """Return True if a message may not be whole in what is written for it; the first one may stand in the opening."""
-    content = message["content"]
-    if not message.get("tool_calls") and isinstance(content, str) and content.strip() in piece:
+    if _is_in(message, piece):
         return False
     return bool(lost(piece, [message])) and bool(lost(opening, [message]))
+
+
+def _is_in(message: Message, text: str) -> bool:
+    """Return True for a message of plain text that another text has as it is; most messages are that."""
+    content = message["content"]
+    return not message.get("tool_calls") and isinstance(content, str) and content.strip() in text
 
 
 def _with_calls_as_text(message: Message) -> Message:

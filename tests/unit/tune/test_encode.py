@@ -69,7 +69,7 @@ def test_a_chat_has_the_tokens_of_its_template_and_answers_are_marked(template: 
     ids = row["input_ids"]
     whole = tokenizer.apply_chat_template(CHAT, tokenize=True, return_dict=True)["input_ids"]
     assert codec.decode(ids) == codec.decode(whole)[: len(codec.decode(ids))]
-    assert ids == whole[: len(ids)]
+    assert ids.tolist() == whole[: len(ids)]
     assert not tokenizer.decode(whole[len(ids) :]).strip()  # the template's line break after the last turn
     assert trained(codec, row) == f"3{end}It is 4.{end}"
 

@@ -25,7 +25,7 @@ from agentrl.tune.methods import METHODS
 from agentrl.tune.objectives import OBJECTIVES, Measured
 from agentrl.tune.prepare import image_reader
 from agentrl.tune.row_images import RowError
-from agentrl.tune.row_table import Row, fingerprint
+from agentrl.tune.row_table import Row, as_rows, fingerprint
 from agentrl.tune.settings import DpoConfig, KtoConfig, LabelledDataConfig, ModelConfig, PairsDataConfig, RewardDataConfig, StepsDataConfig
 from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of
@@ -69,7 +69,7 @@ def encoded(codec: TextCodec, reader: ImageReader | None, method: str, rows: lis
     kind: Any = type(config.data)
     config = type(config)(data=kind(**options))
     parse: Any = PARSERS[METHODS[method].form]
-    return Encoder(codec, config, reader).encode([example for row in rows for example in parse(row, config.data)])
+    return list(as_rows(Encoder(codec, config, reader).encode([example for row in rows for example in parse(row, config.data)])))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from agentrl.tune.forms import dialogue
 from agentrl.tune.objectives import inputs_of
 from agentrl.tune.prepare import _check_images
 from agentrl.tune.row_images import RowError
-from agentrl.tune.row_table import fingerprint
+from agentrl.tune.row_table import as_rows, fingerprint
 from agentrl.tune.row_text import IGNORED
 from agentrl.tune.settings import SftConfig, SftDataConfig, SftMethodConfig
 from agentrl.tune.trainer import Collator
@@ -44,7 +44,7 @@ def codec(vision_model: str) -> TextCodec:
 
 def encoded(codec: TextCodec, reader: ImageReader | None, row: dict[str, Any], **data: Any) -> list[dict[str, Any]]:
     config = SftConfig(data=SftDataConfig(**data))
-    return Encoder(codec, config, reader).encode(dialogue(row, config.data))
+    return list(as_rows(Encoder(codec, config, reader).encode(dialogue(row, config.data))))
 
 
 def test_a_chat_has_its_images_where_its_parts_are(codec: TextCodec, reader: ImageReader) -> None:

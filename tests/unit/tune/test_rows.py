@@ -20,7 +20,7 @@ from agentrl.tune.forms import Chat
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
 from agentrl.tune.row_table import Drawn, RowTable, as_rows, fingerprint
-from agentrl.tune.row_text import RowOfTurns
+from agentrl.tune.row_text import RowOfTurns, as_array
 from agentrl.tune.settings import SftConfig
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
@@ -173,12 +173,12 @@ def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or
 @pytest.mark.parametrize(("joint", "ids"), [([1, 2, 3], [1, 2, 3]), ([9, 3], [1, 5, 3]), ([], [1, 5, 3])])
 def test_text_that_changes_the_tokens_before_it_is_encoded_alone(joint: list[int], ids: list[int]) -> None:
     tokens = {"": [], "a": [1], "ab": joint, "b": [5, 3]}
-    batch: Any = SimpleNamespace(want=lambda text: None, ids=tokens.__getitem__)
+    batch: Any = SimpleNamespace(want=lambda text: None, ids=lambda text: as_array(tokens[text]))
     renderer: Any = SimpleNamespace(last_control=lambda text: -1)
     row = RowOfTurns(TextCodec(load_tokenizer(str(tiny_model_path()))), renderer, batch, [""])
     row.add("a", trained=False)
     row.add("b", trained=True)
     row.finish()
-    assert row.ids == ids
-    assert row.labels(None, everything=False) == [-100, *ids[1:]]
+    assert row.ids.tolist() == ids
+    assert row.labels(None, everything=False).tolist() == [-100, *ids[1:]]
     assert row.ends == [3]
