@@ -75,7 +75,7 @@ from agentrl.env.tools.python import run_python
 
 make_callable("agentrl.check")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AdvantageInputs",
