@@ -45,7 +45,7 @@ def test_a_table_gives_its_rows_back_also_from_files(tmp_path: Path) -> None:
     assert fingerprint(table) == fingerprint(NUMBERS) != fingerprint(NUMBERS[::-1])
     assert fingerprint(table) == "6c15f0a42b9788e471b2eb2675595268997af1dd452bcd39a2431c7c3165eeb6"  # runs that were begun with 0.2 go on
     assert fingerprint(table[:1], table[1:]) == fingerprint(table)
-    assert as_rows([{"images": ["a.png"]}]) == ({"images": ["a.png"]},)
+    assert as_rows([{"input_ids": as_array([1, 2]), "images": ["a.png"]}]) == ({"input_ids": [1, 2], "images": ["a.png"]},)
     assert not as_rows([])
 
 
