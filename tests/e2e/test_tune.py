@@ -210,7 +210,7 @@ def test_a_run_that_goes_on_has_the_losses_of_an_undisturbed_one(method: str, da
 def test_a_run_with_another_optimizer_learns_and_goes_on_bit_for_bit(optimizer: str, tmp_path: Path):
     if optimizer == "adamw_8bit":
         pytest.importorskip("bitsandbytes")
-    rate = 3e-2 if optimizer == "adafactor" else 1e-3
+    rate = {"adafactor": 3e-2, "muon": 3e-3}.get(optimizer, 1e-3)
     rest: dict[str, Any] = {"data": str(DATA / "chats.jsonl"), "batch_size": 16, "lr_schedule": "constant", "tensorboard": False}
     rest |= {"save_every": 2, "seed": 4, "optimizer": optimizer, "learning_rate": rate, "weight_decay": 0.1}
     whole = tune("sft", num_steps=12, run_dir=tmp_path / "whole", **rest)
