@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +192,9 @@ async def test_secrets_stay_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any("canary" in environment.values() for environment in started)
 
 
+@pytest.mark.skipif(find_spec("uvloop") is None, reason="uvloop is not installed")
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
 async def test_ray_has_another_event_loop() -> None:
-    pytest.importorskip("uvloop")
     async with pool(step_s=0.5) as processes:
         good, bad = processes.session(), processes.session()
         for session in (good, bad):
