@@ -46,6 +46,7 @@ _CALLERS = (str(Path(__file__).with_name("user_task.py")), str(Path(__file__).wi
 """Files whose frames call user code."""
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 
+_NO_THREAD = contextlib.nullcontext()
 _Checked = TypeVar("_Checked")
 
 
@@ -177,11 +178,8 @@ class EnvSession:
         """Have the session's task make a call, and wait for it until its deadline."""
         problem: BaseException | None = None
         try:
-            if is_async:
+            async with _NO_THREAD if is_async else self._threads:
                 result = await self._user.call(call, timeout_s, is_async, self._where(name))
-            else:
-                async with self._threads:
-                    result = await self._user.call(call, timeout_s, is_async, self._where(name))
         except UserError as raised:
             problem = raised.error
         except LateError:
