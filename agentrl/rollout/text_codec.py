@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+from agentrl.core.operating_system import usable_cores
 from agentrl.core.types import Prompt
 from agentrl.rollout.lane import Lane
 
@@ -18,6 +19,8 @@ LONG = 1000
 """Characters from which a text is encoded without holding up other threads, and from which a turn of a chat is worth keeping."""
 HEADS = 32
 """Long turns whose tokens are kept."""
+TOGETHER = 64
+"""Texts that one core encodes in a call, so that what the tokenizer notes of them stays in its caches; several cores share one call."""
 PIECE = 16_384
 """Characters of the pieces in which a text is counted that may be far too long."""
 _MARK = re.compile("\ue000(\\d+)\ue001")
@@ -58,11 +61,16 @@ class TextCodec:
         """Token ids of several texts as `encode_text` gives them, made on all cores; other threads go on meanwhile."""
         if self._backend is None:
             return [self.encode_text(text) for text in texts]
-        with self._settings:
-            if self._backend.encode_special_tokens:
-                self._backend.encode_special_tokens = False
-            found = self._backend.encode_batch_fast(list(map(_clean, texts)), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        size = TOGETHER if usable_cores() == 1 else len(texts) or 1
+        ids: list[list[int]] = []
+        for at in range(0, len(texts), size):
+            part = list(map(_clean, texts[at : at + size]))
+            with self._settings:
+                if self._backend.encode_special_tokens:
+                    self._backend.encode_special_tokens = False
+                found = self._backend.encode_batch_fast(part, add_special_tokens=False)
+            ids += [encoding.ids for encoding in found]
+        return ids
 
     def segments(self, text: str) -> list[str]:
         """A text in pieces that begin with a control token and whose tokens are those of the text; whole where that is not certain."""
@@ -76,8 +84,8 @@ class TextCodec:
         return list(self._plain(text))
 
     def is_plain(self, text: str) -> bool:
-        """True for text that `protect` leaves as it is, as far as a look at single letters tells."""
-        return text.isascii() and self._beginning.search(text) is None
+        """True for text that `protect` leaves as it is."""
+        return (text.isascii() or _clean(text) is text) and (self._beginning.search(text) is None or self._control.search(text) is None)
 
     def control_in(self, text: str) -> str:
         """The first control token that is spelled in a text; "" if there is none."""
@@ -127,8 +135,8 @@ class TextCodec:
     def protect(self, value: Any, table: list[str]) -> Any:
         """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""
         if isinstance(value, str):
-            if self._beginning.search(value) is None:  # many times faster than the search for all tokens
-                return _clean(value)
+            if self.is_plain(value):  # many times faster than the search for all tokens
+                return value
             return self._control.sub(lambda found: _mark(found.group(), table), _clean(value))
         if isinstance(value, Mapping):
             return {key: self.protect(item, table) for key, item in value.items()}

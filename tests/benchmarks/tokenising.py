@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(tiny_model_path()))
     parser.add_argument("--chats", type=int, default=10_000)
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--measure", nargs=4, metavar=("KIND", "MODEL", "DATA", "CACHE"))
     args = parser.parse_args()
     if args.measure:
@@ -101,8 +101,8 @@ def main() -> None:
         print("| cores | plain calls, s | agentrl, s | times as fast as plain calls on one core |\n|---|---|---|---|")
         base = 0.0
         for cores in args.cores:
-            runs = {kind: [in_process(cores, kind, args.model, data, "") for _ in range(args.repeat)] for kind in KINDS}
-            best = {kind: min(run["seconds"] for run in runs[kind]) for kind in KINDS}
+            rounds = [{kind: in_process(cores, kind, args.model, data, "")["seconds"] for kind in KINDS} for _ in range(args.repeat)]
+            best = {kind: min(each[kind] for each in rounds) for kind in KINDS}
             base = base or best["plain"]
             print(f"| {cores} | {best['plain']:.2f} | {best['agentrl']:.2f} | {base / best['agentrl']:.2f} |", flush=True)
         first, second = (in_process(args.cores[-1], "agentrl", args.model, data, cache) for _ in range(2))

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.assets import tiny_model_path
 from agentrl.core.tokenizers import load_tokenizer
+from agentrl.rollout import text_codec
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune import encode, prepare, row_cache
 from agentrl.tune.data import read_examples
@@ -168,6 +169,16 @@ def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or
     assert len(asked) == 3
     monkeypatch.undo()
     assert rows == Encoder(codec, SftConfig()).encode(chats)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("count", [0, 1, 3, 7])
+def test_tokens_of_texts_do_not_depend_on_the_calls_they_are_made_in(cores: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_codec, "usable_cores", lambda: cores)
+    monkeypatch.setattr(text_codec, "TOGETHER", 3)
+    codec = TextCodec(load_tokenizer(str(tiny_model_path())))
+    texts = [f"{'word ' * n}<|end|> \ud800 {n}" for n in range(count)]
+    assert codec.encode_texts(texts) == [codec.encode_text(text) for text in texts]
 
 
 @pytest.mark.parametrize(("joint", "ids"), [([1, 2, 3], [1, 2, 3]), ([9, 3], [1, 5, 3]), ([], [1, 5, 3])])
