@@ -188,16 +188,16 @@ async def measure(flags: Sequence[str], *, pairs: int, sync_steps: int, async_st
         await rig.close()
 
 
-COMMON = ("--learning-rate", "1e-6", "--max-new-tokens", "16", "--n-samples-per-prompt", "8")
+COMMON = ("--learning-rate", "1e-6", "--n-samples-per-prompt", "8")
 """The learning rate is so small that answers keep their length: what is measured is time, not learning."""
 REAL = ("--agent", f"{ENVIRONMENTS}:Talk", *COMMON, "--async")
-LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--groups-per-step", "8", "--max-staleness", "4")
+LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--max-new-tokens", "16", "--groups-per-step", "8", "--max-staleness", "4")
 
 
-def real(pairs: int, passes: int, groups: int) -> None:
+def real(pairs: int, passes: int, groups: int, tokens: int) -> None:
     """Print the share of the bound on the real stack."""
-    print(f"real stack, engine and learner on one core each, {groups} groups of 8, {passes} pass(es) over a batch:")
-    flags = (*REAL, "--ppo-epochs", str(passes), "--groups-per-step", str(groups))
+    print(f"real stack, engine and learner on one core each, {groups} groups of 8, turns of {tokens} tokens, {passes} pass(es) over a batch:")
+    flags = (*REAL, "--ppo-epochs", str(passes), "--groups-per-step", str(groups), "--max-new-tokens", str(tokens))
     report(asyncio.run(measure(flags, pairs=pairs, sync_steps=10, async_steps=10)), target=0.93)
 
 
@@ -308,11 +308,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--passes", type=int, default=1, help="of the learner over a batch; 1 takes about as long as generation")
     parser.add_argument("--groups", type=int, default=16, help="groups of a step")
+    parser.add_argument("--tokens", type=int, default=16, help="of an answer at most; the fewer, the less generation beside training")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores")
     for what in options.what or ("scripted", "real", "latency"):
         {
-            "real": lambda: real(options.pairs, options.passes, options.groups),
+            "real": lambda: real(options.pairs, options.passes, options.groups, options.tokens),
             "latency": lambda: latency(options.pairs),
             "scripted": scripted,
         }[what]()
