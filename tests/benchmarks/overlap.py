@@ -196,7 +196,7 @@ LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--max-new-tokens", "
 
 def real(pairs: int, passes: int, groups: int, tokens: int) -> None:
     """Print the share of the bound on the real stack."""
-    print(f"real stack, engine and learner on one core each, {groups} groups of 8, turns of {tokens} tokens, {passes} pass(es) over a batch:")
+    print(f"real stack, one core each, {groups} groups of 8, turns of {tokens} tokens, {passes} pass(es) over a batch:")
     flags = (*REAL, "--ppo-epochs", str(passes), "--groups-per-step", str(groups), "--max-new-tokens", str(tokens))
     report(asyncio.run(measure(flags, pairs=pairs, sync_steps=10, async_steps=10)), target=0.93)
 
