@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
+
+import numpy as np
 
 from agentrl.core.operating_system import usable_cores
 from agentrl.core.types import Prompt
@@ -19,8 +22,10 @@ LONG = 1000
 """Characters from which a text is encoded without holding up other threads, and from which a turn of a chat is worth keeping."""
 HEADS = 32
 """Long turns whose tokens are kept."""
+JOINED = 8
+"""Pieces of texts that are encoded as one text, which costs less than as many texts."""
 TOGETHER = 64
-"""Texts that one core encodes in a call, so that what the tokenizer notes of them stays in its caches; several cores share one call."""
+"""Pieces that one core encodes in a call, so that what the tokenizer notes of them stays in its caches; several cores share one call."""
 PIECE = 16_384
 """Characters of the pieces in which a text is counted that may be far too long."""
 _MARK = re.compile("\ue000(\\d+)\ue001")
@@ -57,20 +62,56 @@ class TextCodec:
         """Token ids of text as it is; control tokens spelled in it count."""
         return self._ids(_clean(text))
 
-    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of several texts as `encode_text` gives them, made on all cores; other threads go on meanwhile."""
+    def encode_pieces(self, pieces: Sequence[str]) -> list[array[int]]:
+        """Token ids of pieces of texts, as `segments` gives them, made on all cores; other threads go on meanwhile.
+
+        Pieces that begin with a control token are encoded several at a time, as one text that is cut again where those tokens are.
+        """
         if self._backend is None:
-            return [self.encode_text(text) for text in texts]
-        size = TOGETHER if usable_cores() == 1 else len(texts) or 1
-        ids: list[list[int]] = []
-        for at in range(0, len(texts), size):
-            part = list(map(_clean, texts[at : at + size]))
+            return [array("i", self.encode_text(piece)) for piece in pieces]
+        joined = self._joined(list(map(_clean, pieces)))
+        size = TOGETHER // JOINED if usable_cores() == 1 else len(joined) or 1
+        ids: list[array[int]] = []
+        for at in range(0, len(joined), size):
+            part = joined[at : at + size]
             with self._settings:
                 if self._backend.encode_special_tokens:
                     self._backend.encode_special_tokens = False
-                found = self._backend.encode_batch_fast(part, add_special_tokens=False)
-            ids += [encoding.ids for encoding in found]
+                found = self._backend.encode_batch_fast(["".join(several) for several in part], add_special_tokens=False)
+            for several, encoding in zip(part, found, strict=True):
+                ids += self._cut(array("i", encoding.ids), several)
         return ids
+
+    def _joined(self, pieces: Sequence[str]) -> list[Sequence[str]]:
+        """Pieces by the text that they are encoded in; where several share one, each begins with a control token."""
+        if not self._splits_at_control:
+            return [[piece] for piece in pieces]
+        joined: list[list[str]] = []
+        open_to_more = False
+        for piece in pieces:
+            begins = self._token.match(piece) is not None
+            if begins and open_to_more and len(joined[-1]) < JOINED:
+                joined[-1].append(piece)
+            else:
+                joined.append([piece])
+            open_to_more = begins
+        return list(joined)
+
+    def _cut(self, ids: array[int], pieces: Sequence[str]) -> list[array[int]]:
+        """The token ids of each piece of a text, given those of the text."""
+        if len(pieces) == 1:
+            return [ids]
+        places = np.flatnonzero(self._control_mask[np.frombuffer(ids, dtype=np.int32)]).tolist()
+        if len(places) != len(pieces):  # a control token that text can become too, as that for unknown letters
+            return [array("i", self._ids(piece)) for piece in pieces]
+        return [ids[begin:end] for begin, end in itertools.pairwise([*places, len(ids)])]
+
+    @cached_property
+    def _control_mask(self) -> Any:
+        """For each token id, whether it is a control token."""
+        known = np.zeros(max([len(self._tokenizer), *(token + 1 for token in self._control_ids)]), dtype=bool)
+        known[list(self._control_ids)] = True
+        return known
 
     def segments(self, text: str) -> list[str]:
         """A text in pieces that begin with a control token and whose tokens are those of the text; whole where that is not certain."""

@@ -106,7 +106,7 @@ class Encoder:
             while chunk := list(itertools.islice(left, CHUNK)):
                 following = [(example, self._plan_of(example, flag)) for example in chunk]
                 wanted = self._batch.taken()
-                before, encoding = encoding, (following, wanted, pool.submit(self._codec.encode_texts, wanted.pieces))
+                before, encoding = encoding, (following, wanted, pool.submit(self._codec.encode_pieces, wanted.pieces))
                 if takes_turns:
                     encoding[-1].exception()  # two threads on one core would only be in each other's way
                 if before is not None:
@@ -121,7 +121,7 @@ class Encoder:
             raise self._named(example, flag, error) from error
 
     def _encoded(
-        self, planned: list[tuple[Example, list[RowOfTurns]]], wanted: Wanted, tokens: Future[list[list[int]]]
+        self, planned: list[tuple[Example, list[RowOfTurns]]], wanted: Wanted, tokens: Future[list[array[int]]]
     ) -> Iterator[tuple[Example, list[RowOfTurns]]]:
         self._batch.put(wanted, tokens.result())
         yield from planned

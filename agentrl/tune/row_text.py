@@ -60,17 +60,17 @@ class TextBatch:
         self._cut, self._wanted, self._again = {}, {}, {}
         return wanted
 
-    def put(self, wanted: Wanted, tokens: Sequence[list[int]]) -> None:
+    def put(self, wanted: Wanted, tokens: Sequence[array[int]]) -> None:
         """Take in the tokens of what was noted; of those before only short texts stay, and what is read again."""
         kept = {text: ids for text, ids in self._ids.items() if len(text) <= SHORT}
-        self._ids = {**(kept if len(kept) <= KEPT else {}), **wanted.again, **dict(zip(wanted.pieces, map(as_array, tokens), strict=True))}
+        self._ids = {**(kept if len(kept) <= KEPT else {}), **wanted.again, **dict(zip(wanted.pieces, tokens, strict=True))}
         self._known = wanted.cut
 
     def ids(self, text: str) -> array[int]:
         """Return the tokens of a text; one that was not noted is encoded now."""
         pieces = self._known.get(text)
         if pieces is None:
-            return as_array(self._codec.encode_texts([text])[0])
+            return self._codec.encode_pieces([text])[0]
         if len(pieces) == 1:
             return self._ids[pieces[0]]
         ids = as_array()

@@ -162,8 +162,8 @@ def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or
     codec = TextCodec(load_tokenizer(str(tiny_model_path())))
     long, asked = "a long question that many chats begin with. " * 9, list[int]()
     chats = [Chat(({"role": "user", "content": f"{long}"}, {"role": "assistant", "content": f"{n} <|end|> {n}"})) for n in range(6)]
-    encode_texts = codec.encode_texts
-    monkeypatch.setattr(codec, "encode_texts", lambda texts: (asked.append(len(texts)), encode_texts(texts))[1])
+    encode_pieces = codec.encode_pieces
+    monkeypatch.setattr(codec, "encode_pieces", lambda pieces: (asked.append(len(pieces)), encode_pieces(pieces))[1])
     monkeypatch.setattr(encode, "CHUNK", 2)
     rows = Encoder(codec, SftConfig()).encode(chats)
     assert len(asked) == 3
@@ -172,13 +172,33 @@ def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or
 
 
 @pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("joined", [1, 3])
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
-def test_tokens_of_texts_do_not_depend_on_the_calls_they_are_made_in(cores: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_pieces_do_not_depend_on_the_calls_they_are_made_in(
+    cores: int, joined: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_codec, "usable_cores", lambda: cores)
-    monkeypatch.setattr(text_codec, "TOGETHER", 3)
+    monkeypatch.setattr(text_codec, "TOGETHER", 6)
+    monkeypatch.setattr(text_codec, "JOINED", joined)
     codec = TextCodec(load_tokenizer(str(tiny_model_path())))
-    texts = [f"{'word ' * n}<|end|> \ud800 {n}" for n in range(count)]
-    assert codec.encode_texts(texts) == [codec.encode_text(text) for text in texts]
+    begun = []
+    for n in range(count):
+        begun += [f"before {n}", f"<|end|>\n{'word ' * n}", f"<|end|> \ud800 {n}", "<|user|>", "<|end|>"]
+    for pieces in (begun, begun[1:], [f"{'word ' * n}<|end|> \ud800 {n}" for n in range(count)]):
+        assert [each.tolist() for each in codec.encode_pieces(pieces)] == [codec.encode_text(piece) for piece in pieces]
+
+
+def test_pieces_are_encoded_as_one_text_only_where_their_tokens_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = TextCodec(load_tokenizer(str(tiny_model_path())))
+    pieces = ["<|end|>one", "<|end|>two", "<|user|>three"]
+    assert codec._joined(["none", *pieces]) == [["none"], pieces]
+    assert codec._joined(pieces * 3) == [(pieces * 3)[:8], pieces[2:]]
+    alone = [codec.encode_text(piece) for piece in pieces]
+    monkeypatch.setattr(codec, "_control_ids", codec._control_ids | {alone[0][1]})  # as if letters could become a control token
+    assert [each.tolist() for each in codec.encode_pieces(pieces)] == alone
+    codec = TextCodec(load_tokenizer(str(tiny_model_path())))
+    monkeypatch.setattr(codec, "_ids", lambda text: [1] if "user" in text and "three" in text else [1, 2])  # tokens that reach further
+    assert codec._joined(pieces) == [[piece] for piece in pieces]
 
 
 @pytest.mark.parametrize(("joint", "ids"), [([1, 2, 3], [1, 2, 3]), ([9, 3], [1, 5, 3]), ([], [1, 5, 3])])
