@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,8 +31,10 @@ from agentrl.tune.turns import TurnRenderer
 
 Tokens: TypeAlias = "array[int] | list[int]"
 
-CHUNK = 512
+CHUNK = 256
 """Examples whose texts are encoded together."""
+AHEAD = 4
+"""So many times these are encoded while rows are made of those before."""
 
 
 @dataclass(slots=True)
@@ -101,18 +103,19 @@ class Encoder:
 
     def _planned(self, examples: Iterable[Example], flag: str) -> Iterator[tuple[Example, list[RowOfTurns]]]:
         """Yield examples with their rows as text, whose tokens are there by then; those of the next ones become tokens meanwhile."""
-        left, encoding, takes_turns = iter(examples), None, usable_cores() == 1
-        with ThreadPoolExecutor(1) as pool:
+        left, takes_turns = iter(examples), usable_cores() == 1
+        encoding: deque[tuple[list[tuple[Example, list[RowOfTurns]]], Wanted, Future[list[array[int]]]]] = deque()
+        with ThreadPoolExecutor(2) as pool:  # one encodes while the other takes the tokens over from the tokenizer
             while chunk := list(itertools.islice(left, CHUNK)):
-                following = [(example, self._plan_of(example, flag)) for example in chunk]
+                planned = [(example, self._plan_of(example, flag)) for example in chunk]
                 wanted = self._batch.taken()
-                before, encoding = encoding, (following, wanted, pool.submit(self._codec.encode_pieces, wanted.pieces))
+                encoding.append((planned, wanted, pool.submit(self._codec.encode_pieces, wanted.pieces)))
                 if takes_turns:
-                    encoding[-1].exception()  # two threads on one core would only be in each other's way
-                if before is not None:
-                    yield from self._encoded(*before)
-            if encoding is not None:
-                yield from self._encoded(*encoding)
+                    encoding[-1][-1].exception()  # two threads on one core would only be in each other's way
+                if len(encoding) > AHEAD:
+                    yield from self._encoded(*encoding.popleft())
+            while encoding:
+                yield from self._encoded(*encoding.popleft())
 
     def _plan_of(self, example: Example, flag: str) -> list[RowOfTurns]:
         try:
