@@ -194,10 +194,11 @@ REAL = ("--agent", f"{ENVIRONMENTS}:Talk", *COMMON, "--async")
 LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--max-new-tokens", "16", "--groups-per-step", "8", "--max-staleness", "4")
 
 
-def real(pairs: int, passes: int, groups: int, tokens: int) -> None:
+def real(pairs: int, passes: int, groups: int, tokens: int, staleness: int) -> None:
     """Print the share of the bound on the real stack."""
-    print(f"real stack, one core each, {groups} groups of 8, turns of {tokens} tokens, {passes} pass(es) over a batch:")
+    print(f"real stack, one core each, {groups} groups of 8, turns of {tokens} tokens, {passes} pass(es) over a batch, S = {staleness}:")
     flags = (*REAL, "--ppo-epochs", str(passes), "--groups-per-step", str(groups), "--max-new-tokens", str(tokens))
+    flags += ("--max-staleness", str(staleness))
     report(asyncio.run(measure(flags, pairs=pairs, sync_steps=10, async_steps=10)), target=0.93)
 
 
@@ -309,11 +310,12 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1, help="of the learner over a batch; 1 takes about as long as generation")
     parser.add_argument("--groups", type=int, default=16, help="groups of a step")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer at most; the fewer, the less generation beside training")
+    parser.add_argument("--staleness", type=int, default=1, help="of asynchronous stretches at most")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores")
     for what in options.what or ("scripted", "real", "latency"):
         {
-            "real": lambda: real(options.pairs, options.passes, options.groups, options.tokens),
+            "real": lambda: real(options.pairs, options.passes, options.groups, options.tokens, options.staleness),
             "latency": lambda: latency(options.pairs),
             "scripted": scripted,
         }[what]()
