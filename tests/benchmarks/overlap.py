@@ -1,6 +1,7 @@
 """How much of generation and training runs at the same time, as a share of what is possible.
 
     python -m tests.benchmarks.overlap [real] [scripted] [latency] [--pairs N]
+    python -m tests.benchmarks.overlap real --model models/smollm2 --groups 4 --steps 4
 
 An asynchronous step takes at least max(t_gen, t_train), a synchronous one t_gen + t_train, so asynchrony can gain at most a
 factor of (t_gen + t_train) / max(t_gen, t_train). What is printed is the gain and its share of that bound. Synchronous and
@@ -194,12 +195,14 @@ REAL = ("--agent", f"{ENVIRONMENTS}:Talk", *COMMON, "--async")
 LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--max-new-tokens", "16", "--groups-per-step", "8", "--max-staleness", "4")
 
 
-def real(pairs: int, passes: int, groups: int, tokens: int, staleness: int) -> None:
+def real(options: argparse.Namespace) -> None:
     """Print the share of the bound on the real stack."""
-    print(f"real stack, one core each, {groups} groups of 8, turns of {tokens} tokens, {passes} pass(es) over a batch, S = {staleness}:")
-    flags = (*REAL, "--ppo-epochs", str(passes), "--groups-per-step", str(groups), "--max-new-tokens", str(tokens))
-    flags += ("--max-staleness", str(staleness))
-    report(asyncio.run(measure(flags, pairs=pairs, sync_steps=10, async_steps=10)), target=0.93)
+    sizes = f"{options.groups} groups of 8, turns of {options.tokens} tokens, {options.passes} pass(es) over a batch"
+    print(f"real stack, one core each, {options.model or 'the bundled model'}, {sizes}, S = {options.staleness}:")
+    flags = (*REAL, "--ppo-epochs", str(options.passes), "--groups-per-step", str(options.groups))
+    flags += ("--max-new-tokens", str(options.tokens), "--max-staleness", str(options.staleness))
+    flags += ("--model", options.model) if options.model else ()
+    report(asyncio.run(measure(flags, pairs=options.pairs, sync_steps=options.steps, async_steps=options.steps)), target=0.93)
 
 
 def latency(pairs: int) -> None:
@@ -307,6 +310,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=["real", "scripted", "latency", []], default=[], help="all of them if none is named")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10, help="of a stretch that are counted")
+    parser.add_argument("--model", default="", help="directory of another model than the bundled one")
     parser.add_argument("--passes", type=int, default=1, help="of the learner over a batch; 1 takes about as long as generation")
     parser.add_argument("--groups", type=int, default=16, help="groups of a step")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer at most; the fewer, the less generation beside training")
@@ -315,7 +320,7 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores")
     for what in options.what or ("scripted", "real", "latency"):
         {
-            "real": lambda: real(options.pairs, options.passes, options.groups, options.tokens, options.staleness),
+            "real": lambda: real(options),
             "latency": lambda: latency(options.pairs),
             "scripted": scripted,
         }[what]()

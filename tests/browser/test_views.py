@@ -68,6 +68,7 @@ def test_curves_over_other_axes_and_a_point_that_leads_to_its_step(page: Page) -
     page.get_by_label("log y").check()
     page.get_by_label("log y").uncheck()
     area = page.locator(".chart[data-metric='idle/learner'] .u-over")
+    area.hover()  # waits until the chart is drawn again
     box = area.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] / 2)

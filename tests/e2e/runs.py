@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,14 @@ class Run:
 
 
 CHOOSE = ("--engine", "--resume", "--config")
-"""Flags with which a run's engine is decided already."""
+"""Flags with which a run's engine is decided already; not by ``--resume auto``, which begins a run where there is none."""
 
 
 def on_vllm(args: tuple[str, ...]) -> tuple[str, ...]:
     """Have a training run sample with vLLM, as on a cluster, where it would choose another engine for the bundled model by itself."""
-    decided = any(word.partition("=")[0] in CHOOSE for word in args) or importlib.util.find_spec("vllm") is None
+    begins = "--resume=auto" in args or ("--resume", "auto") in pairwise(args)
+    chosen = {word.partition("=")[0] for word in args}.intersection(CHOOSE)
+    decided = bool(chosen - {"--resume"} if begins else chosen) or importlib.util.find_spec("vllm") is None
     return args if decided or args[:1] != ("train",) or "--help" in args else (*args, "--engine", "vllm")
 
 
