@@ -1,7 +1,7 @@
 """How much of generation and training runs at the same time, as a share of what is possible.
 
     python -m tests.benchmarks.overlap [real] [scripted] [latency] [--pairs N]
-    python -m tests.benchmarks.overlap real --model models/smollm2 --groups 4 --steps 4
+    python -m tests.benchmarks.overlap real --engine vllm --at-once 0
 
 An asynchronous step takes at least max(t_gen, t_train), a synchronous one t_gen + t_train, so asynchrony can gain at most a
 factor of (t_gen + t_train) / max(t_gen, t_train). What is printed is the gain and its share of that bound. Synchronous and
@@ -26,6 +26,7 @@ from typing import Any
 from agentrl.assets import tiny_model_path
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.commands import load_config
+from agentrl.config.model_defaults import settle_engine
 from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation
@@ -132,12 +133,14 @@ def stretch(settings: FlowSettings, rows: Sequence[Row]) -> Stretch:
 class Rig:
     """A started run that is trained on in stretches, synchronous or not; engine and learner have one core each.
 
+    The engine is the one that ``agentrl train`` takes, unless the flags name another.
+
     Args:
         flags: As for ``agentrl train``; their staleness bound is for asynchronous stretches.
     """
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self.config = load_config(["--runtime", "ray", "--record", "none", *flags])
+        self.config, _ = settle_engine(load_config(["--runtime", "ray", "--record", "none", *flags]))
         self._runtime = make_runtime(self.config, lambda stage: None)
         self._tasks = iter(open_tasks(self.config, load_agent(self.config.run.agent)))
         self._progress = Progress()
@@ -197,18 +200,19 @@ LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--max-new-tokens", "
 
 def real(options: argparse.Namespace) -> None:
     """Print the share of the bound on the real stack."""
-    sizes = f"{options.groups} groups of 8, turns of {options.tokens} tokens, {options.passes} pass(es) over a batch"
-    print(f"real stack, one core each, {options.model or 'the bundled model'}, {sizes}, S = {options.staleness}:")
-    flags = (*REAL, "--ppo-epochs", str(options.passes), "--groups-per-step", str(options.groups))
+    sizes = f"{options.groups} groups of 8, {options.at_once or 'all'} episodes at once, turns of {options.tokens} tokens"
+    print(f"real stack, one core each, engine {options.engine}, {sizes}, {options.passes} pass(es) over a batch, S = {options.staleness}:")
+    flags = (*REAL, "--engine", options.engine, "--ppo-epochs", str(options.passes), "--groups-per-step", str(options.groups))
     flags += ("--max-new-tokens", str(options.tokens), "--max-staleness", str(options.staleness))
-    flags += ("--model", options.model) if options.model else ()
-    report(asyncio.run(measure(flags, pairs=options.pairs, sync_steps=options.steps, async_steps=options.steps)), target=0.93)
+    flags += ("--max-concurrent-episodes", str(options.at_once))
+    report(asyncio.run(measure(flags, pairs=options.pairs, sync_steps=10, async_steps=10)), target=0.93)
 
 
-def latency(pairs: int) -> None:
+def latency(options: argparse.Namespace) -> None:
     """Print the gain where the environment takes a lognormal time."""
-    print("real stack, environment with lognormal latency, median 0.3 s, sigma 1:")
-    found = asyncio.run(measure(LATENCY, pairs=pairs, sync_steps=10, async_steps=20))
+    print(f"real stack, engine {options.engine}, environment with lognormal latency, median 0.3 s, sigma 1:")
+    flags = (*LATENCY, "--engine", options.engine)
+    found = asyncio.run(measure(flags, pairs=options.pairs, sync_steps=10, async_steps=20))
     gains = sorted(pair.gain for pair in found)
     print(f"async over sync {statistics.median(gains):.2f} (median; {gains[0]:.2f} to {gains[-1]:.2f}), target 2.5\n", flush=True)
 
@@ -217,8 +221,10 @@ def report(pairs: Sequence[Pair], *, target: float) -> None:
     """Print the median and the range over the pairs."""
     shares = sorted(pair.share for pair in pairs)
     middle = sorted(pairs, key=lambda pair: pair.share)[len(pairs) // 2]
+    ratio = statistics.median(pair.sync.gen_s / pair.sync.train_s for pair in pairs)
     print(
-        f"gain {middle.gain:.2f} of at most {middle.bound:.2f}; share of the bound {statistics.median(shares):.3f} "
+        f"t_gen is {ratio:.2f} of t_train; gain {middle.gain:.2f} of at most {middle.bound:.2f}; "
+        f"share of the bound {statistics.median(shares):.3f} "
         f"(median of {len(shares)}; {shares[0]:.3f} to {shares[-1]:.3f}), target {target}\n",
         flush=True,
     )
@@ -310,9 +316,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=["real", "scripted", "latency", []], default=[], help="all of them if none is named")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10, help="of a stretch that are counted")
-    parser.add_argument("--model", default="", help="directory of another model than the bundled one")
-    parser.add_argument("--passes", type=int, default=1, help="of the learner over a batch; 1 takes about as long as generation")
+    parser.add_argument("--engine", default="auto", help="as for `agentrl train`")
+    parser.add_argument("--at-once", type=int, default=48, help="episodes under way; 48 take about as long as training; 0: no limit")
+    parser.add_argument("--passes", type=int, default=1, help="of the learner over a batch")
     parser.add_argument("--groups", type=int, default=16, help="groups of a step")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer at most; the fewer, the less generation beside training")
     parser.add_argument("--staleness", type=int, default=1, help="of asynchronous stretches at most")
@@ -321,7 +327,7 @@ def main() -> None:
     for what in options.what or ("scripted", "real", "latency"):
         {
             "real": lambda: real(options),
-            "latency": lambda: latency(options.pairs),
+            "latency": lambda: latency(options),
             "scripted": scripted,
         }[what]()
     print(f"load {os.getloadavg()[0]:.1f}")
