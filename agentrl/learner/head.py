@@ -34,8 +34,11 @@ def token_scores(
             # A token that the model excludes has the logit -inf, and 0 times that is no number.
             p, finite = log_p.exp(), log_p.clamp(min=torch.finfo(log_p.dtype).min)
             entropy = -(p * finite if torch.is_grad_enabled() else p.mul_(finite)).sum(-1)
-    found = log_p.gather(-1, targets.view(len(targets), -1)).view_as(targets)
-    return (torch.cat([found.view(len(targets), -1), *_most_likely(log_p, top_k)], -1) if top_k else found), entropy
+    single = targets.ndim == 1  # said, because a rank may have no place at all, and then -1 stands for any size
+    found = log_p.gather(-1, targets[:, None] if single else targets)
+    if top_k:
+        return torch.cat([found, *_most_likely(log_p, top_k)], -1), entropy
+    return (found[:, 0] if single else found), entropy
 
 
 def _most_likely(log_p: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

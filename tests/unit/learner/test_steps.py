@@ -147,6 +147,17 @@ def test_scores_at_a_temperature() -> None:
     )
 
 
+@pytest.mark.parametrize("several", [(), (3,)], ids=["one token", "three tokens"])
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_no_place_has_no_scores(several: tuple[int, ...], top_k: int) -> None:
+    """As on a rank whose part of the rows has no sampled token."""
+    targets = torch.zeros((0, *several), dtype=torch.long)
+    logprobs, entropy = token_scores(torch.zeros(0, 5, requires_grad=True), targets, torch.ones(0), True, top_k)
+    assert logprobs.shape == ((0, (several or (1,))[0] + 2 * top_k) if top_k else (0, *several))
+    assert entropy.shape == (0,)
+    logprobs.sum().backward()
+
+
 def test_inputs_that_dropout_keeps_are_scaled_up(tiny_model: str) -> None:
     learner = started(tiny_model, lora={"lora_rank": 2, "lora_dropout": 0.75})
     policy, kept = learner._started.policy, []
