@@ -76,6 +76,7 @@ def test_evaluating_changes_nothing(tmp_path: Path) -> None:
     assert best["value"] == max(scores.values()) == scores[best["step"]]
 
 
+@pytest.mark.slow
 def test_the_same_model_twice_does_not_differ_and_failures_are_told(tmp_path: Path) -> None:
     file, output = tmp_path / "half_broken.py", tmp_path / "out"
     file.write_text(HALF_BROKEN)

@@ -102,6 +102,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_process_of_vllm_names_its_cause(model: Any, tmp_path: Path) -> None:
     """As on a GPU, where vLLM's core is a process, and its own error says only that there is a root cause above."""
     place = Path(saved(model, tmp_path / "model"))
@@ -150,6 +151,7 @@ async def test_closing_frees_the_model_and_fails_what_is_running(model: Any, tmp
     assert engine_threads() == threads
 
 
+@pytest.mark.slow
 def test_starting_and_generating_prints_nothing(model: Any, tmp_path: Path) -> None:
     script = """
 import asyncio, sys

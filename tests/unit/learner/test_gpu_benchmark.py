@@ -39,6 +39,7 @@ def lines(found: dict[str, list[Found]]) -> list[Found]:
 
 @pytest.mark.linux
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_every_part_runs_and_has_a_table_on_the_page() -> None:
     before = torch.distributed.is_initialized()  # by another test of this process
     found = gpu.measure(gpu.Bench(TINY, torch.device("cpu")))
