@@ -21,7 +21,7 @@ function painted(colour, alpha, dark = false) {
   const [red, green, blue] = colour;
   const style = { backgroundColor: `rgba(${red}, ${green}, ${blue}, ${alpha})` };
   const [r, g, b] = colour.map((channel, index) => linear(alpha * channel + (1 - alpha) * PANELS[dark][index]));
-  if (alpha > 0.3) style.color = 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111111" : "#ffffff";
+  if (alpha > 0.3) style.color = 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#000000" : "#ffffff"; // both pass 4.5 to 1 at 0.18; a grey as dark as #111 would not
   return style;
 }
 
