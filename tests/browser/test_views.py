@@ -417,7 +417,7 @@ def contrast(first: Sequence[float], second: Sequence[float]) -> float:
 @pytest.mark.parametrize("kind", ["sequential", "diverging"])
 def test_text_is_read_on_every_colour_of_a_scale(page: Page, kind: str, dark: bool) -> None:
     styles = page.evaluate(
-        "async ([kind, dark]) => (await import('/static/colour.js')).samples(kind, dark, 2001)",
+        "async ([kind, dark]) => (await import(new URL('static/colour.js', document.baseURI))).samples(kind, dark, 2001)",
         [kind, dark],
     )
     panel, poor = (27, 31, 35) if dark and kind == "sequential" else (255, 255, 255), []
