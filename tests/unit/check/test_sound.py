@@ -19,7 +19,7 @@ JUSTIFIED = {
     "extra_logs": {"constant-solves"},  # it pays for short answers, and none is shorter than the empty one
     "reward_func": {"constant-solves"},  # `label in answer`: an answer that lists every number is always right
     "sampling": {"constant-solves"},  # the same
-    "swe": {"prompt-near-limit", "observation-huge"},  # it shows the module and its tests; the bundled model's context is 1024 tokens
+    "swe": {"prompt-near-limit", "observation-huge"},  # it shows the module, and commands print it; the bundled model reads 1024 tokens
 }
 SHORT = {"code": 8.0, "swe": 8.0}
 """Seconds for environments that start a process in every turn."""
