@@ -23,6 +23,9 @@ class EngineConfig:
     """GPUs per engine; on a CPU processes."""
     engine_args: tuple[str, ...] = ()
     """Further arguments of vLLM's, as ``name=value`` with JSON values: ``kv_cache_dtype=fp8 pipeline_parallel_size=2``."""
+    engine_core: Annotated[Literal["auto", "thread", "process"], ResumeMayChange] = "auto"
+    """Where the core of vLLM computes: on a ``thread`` of the process that plays the episodes, which is for a CPU and starts sooner, or in
+    a ``process`` of its own, which is faster where a core is free. ``auto``: a thread on a CPU, a process on a GPU."""
     engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the engines' weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
     max_model_len: CountOrZero = 0
@@ -44,6 +47,10 @@ class EngineConfig:
     def uses_vllm(self) -> bool:
         """True if vLLM samples."""
         return self.engine == "vllm" or (self.engine == "auto" and importlib.util.find_spec("vllm") is not None)
+
+    def core_on_thread(self, device: Literal["cpu", "cuda"]) -> bool:
+        """Return whether vLLM's core is a thread of the process that asks it, on this kind of device."""
+        return self.engine_core == "thread" or (self.engine_core == "auto" and device == "cpu")
 
     def dtype(self, device: Literal["cpu", "cuda"]) -> str:
         """Return the data type of the engines' weights on this kind of device."""

@@ -78,6 +78,7 @@ def wants_vllm(config: PlaySettings) -> Iterator[tuple[str, Any]]:
     for flag, value, wanted in (
         ("--tensor-parallel-size", engine.tensor_parallel_size, engine.tensor_parallel_size > 1),
         ("--engine-args", engine.engine_args, bool(engine.engine_args)),
+        ("--engine-core", engine.engine_core, engine.engine_core != "auto"),
         ("--tool-parser", endpoint.tool_parser, endpoint.tool_parser not in ("auto", "json")),
         ("--reasoning-parser", endpoint.reasoning_parser, bool(endpoint.reasoning_parser)),
         ("--publish", "adapter", isinstance(config, TrainConfig) and config.weights.publish == "adapter"),
@@ -90,6 +91,12 @@ def _device_is_there(config: PlaySettings) -> None:
     if config.run.device == "cuda" and not config.run.ray_address and not num_gpus(config.run.device):
         problem = "neither the driver, nor NVML, nor PyTorch finds a GPU on this machine"
         raise ConfigError("--device", "cuda", problem, "Leave the flag out to train on the CPU, or join a cluster with --ray-address.")
+
+
+def _core_has_its_place(config: PlaySettings) -> None:
+    if config.engine.engine_core == "thread" and not config.run.ray_address and num_gpus(config.run.device):
+        problem = "is for engines on a CPU, and this machine has a GPU"
+        raise ConfigError("--engine-core", "thread", problem, "Use --engine-core process, or --device cpu.")
 
 
 def needed_gpus(config: PlaySettings) -> float:
@@ -191,6 +198,7 @@ ENGINE_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _engine_is_known,
     _engine_args_are_known,
     _device_is_there,
+    _core_has_its_place,
     _gpu_flags_have_a_gpu,
     _gpus_are_enough,
 )

@@ -76,7 +76,10 @@ class Failures:
 def _with_handler(logs: dict[str, Any], path: Path) -> dict[str, Any]:
     logs = copy.deepcopy(logs)
     logs["handlers"]["agentrl"] = {"()": f"{FailureHandler.__module__}.{FailureHandler.__qualname__}", "path": str(path)}
-    logs["loggers"]["vllm"]["handlers"].append("agentrl")
+    logger = logs["loggers"]["vllm"]
+    logger["handlers"].append("agentrl")
+    if logger["level"] == "CRITICAL":  # what is not shown is noted all the same
+        logger["level"] = "ERROR"
     return logs
 
 

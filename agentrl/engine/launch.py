@@ -21,6 +21,7 @@ from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
 from agentrl.engine.failures import Failures
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
+from agentrl.engine.vllm_plugin import owned
 from agentrl.engine.vllm_scheduler import SCHEDULER
 from agentrl.engine.vllm_window import check_vllm
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
@@ -49,16 +50,19 @@ def image_problem(config: Any, device: str) -> str:
 
 
 def build(settings: EngineSettings, failures: Failures) -> AsyncLLM:
-    """Load the model and start the engine: on CUDA in processes, which note their failures, on the CPU on a thread of this process."""
+    """Load the model and start the engine: its core in a process, which notes its failures, or on a thread of this process."""
     check_vllm()
     own = parse_engine_args(settings.engine.engine_args)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
-    if settings.device == "cuda":
-        cuda = AsyncEngineArgs(**{**_common(settings, config), **_cuda(settings, config), **own})
-        with failures.noted():
-            return with_core_stats(lambda: AsyncLLM.from_engine_args(cuda), in_process=False)
-    _inspect_here(config)
-    arguments = AsyncEngineArgs(**{**_common(settings, config), **_cpu(settings, config), **own})
+    if settings.engine.engine_core == "thread" and settings.device == "cuda":
+        raise ValueError("--engine-core thread is for engines on a CPU, and this one has a GPU")
+    on_device = _cuda if settings.device == "cuda" else _cpu
+    arguments = AsyncEngineArgs(**{**_common(settings, config), **on_device(settings, config), **own})
+    if settings.device == "cpu":
+        _inspect_here(config)
+    if not settings.engine.core_on_thread(settings.device):
+        with failures.noted(), owned():
+            return with_core_stats(lambda: AsyncLLM.from_engine_args(arguments), in_process=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # vLLM reads every attribute of every module, deprecated ones too
         return with_core_stats(lambda: AsyncLLM.from_engine_args(arguments), in_process=True)

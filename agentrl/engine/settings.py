@@ -27,7 +27,7 @@ _ALWAYS = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
-# One process holds the engine: no worker process, one OpenMP thread (faster than many on few cores, and summation order
+# One process holds a model: no worker process, one OpenMP thread (faster than many on few cores, and summation order
 # is fixed), and none of vLLM's helper functions compiled on first use, which would cost the first request 6 to 20 s.
 _CPU = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -38,7 +38,7 @@ _CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would want a NUMA node for each of those workers
     "VLLM_HOST_IP": LOOPBACK,
     "VLLM_USE_V2_MODEL_RUNNER": "0",
-    # The engine is in this process: a failure arrives as an exception with its traceback, and needs no second report.
+    # A failure arrives as an exception with its traceback, or with the note of vLLM's process, and needs no second report.
     "VLLM_LOGGING_LEVEL": "CRITICAL",
 }
 

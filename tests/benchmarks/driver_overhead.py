@@ -4,9 +4,9 @@
 
 The rollout path is worker, groups, episodes, chat template, environment, checks, records of turns. Its requests are recorded
 once and then given to vLLM directly: the same token ids, sampling, seeds and names, as many at once, those of an episode one
-after another. Both take turns, on the same engine. It is measured twice: with its core on a thread, where agentrl runs it on a CPU, and
-in a process of its own, as vLLM starts it by itself and agentrl on a GPU. Every repetition begins with an empty prefix cache, and its
-tokens must be the same.
+after another. Both take turns, on the same engine. It is measured with each ``--engine-core``: with
+vLLM's core on a thread, where agentrl runs it on a CPU, and in a process of its own, as vLLM starts it by itself and agentrl on a GPU.
+Every repetition begins with an empty prefix cache, and its tokens must be the same.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, Literal, TypeAlias
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.engine import EngineConfig
@@ -40,7 +39,8 @@ from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 
 GROUP = 8
-LAYOUTS = ("thread", "process")
+Layout: TypeAlias = Literal["thread", "process"]
+LAYOUTS: tuple[Layout, ...] = ("thread", "process")
 MODULE = "tests.benchmarks._environments"
 
 
@@ -111,19 +111,6 @@ def params_of(engine: VllmEngine, sampling: Sampling) -> Any:
     return engine._make_params(sampling, max_tokens=sampling.max_tokens, end_ids=engine.end_token_ids, seed=sampling.seed)
 
 
-async def started(layout: str, settings: EngineSettings) -> VllmEngine:
-    """An engine whose core runs on a thread, as on a CPU, or in a process of its own, as on a GPU."""
-    from agentrl.engine.inprocess import with_core_stats
-
-    def with_layout(build: Callable[[], Any], *, in_process: bool) -> Any:
-        return with_core_stats(build, in_process=layout == "thread")
-
-    engine = VllmEngine(settings)
-    with mock.patch("agentrl.engine.launch.with_core_stats", with_layout):
-        await engine.start()
-    return engine
-
-
 @dataclass(frozen=True)
 class Result:
     """Tokens per second of one workload, one entry per repetition."""
@@ -186,9 +173,10 @@ def random_model(folder: Path) -> str:
     return str(folder)
 
 
-async def measure(model: str, layout: str, options: argparse.Namespace) -> None:
+async def measure(model: str, layout: Layout, options: argparse.Namespace) -> None:
     """Start an engine and print its lines of the table."""
-    engine = await started(layout, EngineSettings(model=ModelConfig(model=model), engine=EngineConfig()))
+    engine = VllmEngine(EngineSettings(model=ModelConfig(model=model), engine=EngineConfig(engine_core=layout)))
+    await engine.start()
     for workload in WORKLOADS:
         result = await compare(engine, workload, episodes=options.episodes, repetitions=options.repetitions)
         print(row(workload, layout, result), flush=True)

@@ -1,7 +1,7 @@
 """How much of generation and training runs at the same time, as a share of what is possible.
 
     python -m tests.benchmarks.overlap [real] [scripted] [latency] [--pairs N]
-    python -m tests.benchmarks.overlap real --engine vllm --at-once 0
+    python -m tests.benchmarks.overlap real --engine vllm --at-once 128
 
 An asynchronous step takes at least max(t_gen, t_train), a synchronous one t_gen + t_train, so asynchrony can gain at most a
 factor of (t_gen + t_train) / max(t_gen, t_train). What is printed is the gain and its share of that bound. Synchronous and
@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--engine", default="auto", help="as for `agentrl train`")
     parser.add_argument("--at-once", type=int, default=48, help="episodes under way; 48 take about as long as training; 0: no limit")
     parser.add_argument("--passes", type=int, default=1, help="of the learner over a batch")
-    parser.add_argument("--groups", type=int, default=16, help="groups of a step")
+    parser.add_argument("--groups", type=int, default=64, help="groups of a step; in short steps publication weighs more")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer at most; the fewer, the less generation beside training")
     parser.add_argument("--staleness", type=int, default=1, help="of asynchronous stretches at most")
     options = parser.parse_args()

@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["vllm", "transformers", "shared"])
+@pytest.fixture(scope="module", params=["vllm", pytest.param("process", marks=pytest.mark.slow), "transformers", "shared"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -47,10 +47,12 @@ class Alone(SharedEngine):
 
 
 def made(kind: str, model: str, **changes: Any) -> Engine:
-    if kind == "vllm":
+    if kind in ("vllm", "process"):
         from agentrl.engine.vllm_engine import VllmEngine
 
-        return VllmEngine(settings(model, **changes))
+        asked = settings(model, **changes)
+        core: Literal["thread", "process"] = "thread" if kind == "vllm" else "process"
+        return VllmEngine(replace(asked, engine=replace(asked.engine, engine_core=core)))
     from agentrl.engine.transformers_engine import TransformersEngine
 
     engine = TransformersEngine(settings(model, **changes))
@@ -172,7 +174,7 @@ async def test_more_prompt_tokens_than_one_step_takes(engine: Engine) -> None:
 
 async def test_usage_is_counted(kind: str, engine: Engine) -> None:
     first, second = await contract.usage_is_counted(engine)
-    assert (first.cached_tokens, second.cached_tokens) == (0, 128 if kind == "vllm" else 140)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 128 if kind in ("vllm", "process") else 140)
 
 
 async def test_a_request_does_not_notice_its_neighbours(kind: str, tmp_path: Path) -> None:

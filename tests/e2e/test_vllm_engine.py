@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -74,25 +75,12 @@ async def test_a_dead_core_fails_every_waiter_at_once(model: Any, tmp_path: Path
 BROKEN = """
 import asyncio, sys
 from pathlib import Path
-from transformers import AutoConfig
-from agentrl.engine.settings import prepare_environment
-prepare_environment("cpu")
-from vllm.v1.engine.async_llm import AsyncLLM
 from agentrl.core.errors import EngineError
-from agentrl.engine import launch
-from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.vllm_engine import VllmEngine
-from tests.e2e.vllm_support import settings
-
-def build(settings, failures):
-    config = AutoConfig.from_pretrained(settings.model.model)
-    arguments = launch.AsyncEngineArgs(**launch._common(settings, config), **launch._cpu(settings, config))
-    with failures.noted():
-        return with_core_stats(lambda: AsyncLLM.from_engine_args(arguments), in_process=False)
+from tests.e2e.vllm_support import IN_PROCESS, settings
 
 async def main():
-    launch.build = build
-    engine = VllmEngine(settings(sys.argv[1]))
+    engine = VllmEngine(settings(sys.argv[1], engine=IN_PROCESS))
     try:
         await engine.start()
     except EngineError as error:
@@ -103,21 +91,51 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_the_failure_of_a_process_of_vllm_names_its_cause(model: Any, tmp_path: Path) -> None:
-    """As on a GPU, where vLLM's core is a process, and its own error says only that there is a root cause above."""
+@pytest.mark.parametrize("level", ["ERROR", "CRITICAL"])
+def test_the_failure_of_a_process_of_vllm_names_its_cause(model: Any, tmp_path: Path, level: str) -> None:
+    """Also where it logs nothing; vLLM's own error says only that there is a root cause above."""
     place = Path(saved(model, tmp_path / "model"))
     save_file({"model.layers.7.input_layernorm.weight": torch.zeros(2)}, place / "model.safetensors")
     with tempfile.TemporaryDirectory() as held:  # short: vLLM's sockets are in it, whose paths have a limit
         command = [sys.executable, "-c", BROKEN, str(place), held]
-        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "TMPDIR": held}
+        environment = {**os.environ, "VLLM_LOGGING_LEVEL": level, "TMPDIR": held}
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("said", "left")))
     assert "vLLM did not start with model" in lines["said"], done.stderr
     assert "ValueError: " in lines["said"], done.stderr
     assert "layers.7" in lines["said"]
     assert "root cause" not in lines["said"]
-    assert "EngineCore" in done.stdout + done.stderr  # the process said so too
+    assert "EngineCore" in done.stdout + done.stderr  # the process says so too
     assert lines["left"] == "[]"
+
+
+STARTED = """
+import asyncio, sys
+from agentrl.engine.vllm_engine import VllmEngine
+from tests.e2e.vllm_support import IN_PROCESS, settings
+
+async def main():
+    engine = VllmEngine(settings(sys.argv[1], engine=IN_PROCESS))
+    await engine.start()
+    print("started", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_the_core_ends_with_the_process_that_started_it(model: Any, tmp_path: Path) -> None:
+    """Of itself vLLM's core would wait for ever for requests of a front end that was killed, with its memory."""
+    command = [sys.executable, "-c", STARTED, saved(model, tmp_path / "model")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        try:
+            assert front.stdout.readline().strip() == "started"
+            cores = [child for child in psutil.Process(front.pid).children(recursive=True) if "EngineCore" in child.cmdline()[0]]
+        finally:
+            front.kill()
+    assert len(cores) == 1
+    cores[0].wait(10)
 
 
 async def test_closing_frees_the_model_and_fails_what_is_running(model: Any, tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """Publication to the real engine: what it samples from afterwards, and what happens when it fails."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -60,43 +57,6 @@ async def test_an_engine_that_reports_another_version_is_fenced(
 
     monkeypatch.setattr(engine._llm, "get_weight_version", stuck)
     await expect_fence(engine, sender.send(random_llama(seed=1).named_parameters(), 4), "reports version '0'")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_publication_to_an_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
-    script = """
-import asyncio, sys
-import numpy as np
-from agentrl.engine.settings import prepare_environment
-prepare_environment("cpu")
-from agentrl.engine import launch
-from agentrl.engine.vllm_engine import VllmEngine
-from agentrl.weights.sender import SharedMemorySender
-from tests.e2e.vllm_support import expect_fence, prompt, random_llama, reference, request, settings
-
-launch.in_process_llm = lambda build: build()
-
-async def main():
-    engine, sender = VllmEngine(settings(sys.argv[1])), SharedMemorySender()
-    await engine.start()
-    model = random_llama(seed=1)
-    assert await engine.load_weights(sender.send(model.named_parameters(), 1)) == 1
-    generation = await engine.generate(request(prompt(0), max_tokens=16, seed=0))
-    np.testing.assert_allclose(generation.logprobs, reference(model, prompt(0), generation), atol=1e-4)
-    await engine.close()
-    sender.close()
-    print("published")
-
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
-    path = tmp_path / "main.py"
-    path.write_text(script)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    command = [sys.executable, str(path), saved(random_llama(), tmp_path / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
-    assert "published" in done.stdout, done.stderr
 
 
 class CpuGroups(GroupTransfer):

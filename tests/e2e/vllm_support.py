@@ -20,6 +20,7 @@ from agentrl.core.protocols import Engine, GenerationRequest, WeightUpdate
 from agentrl.core.types import Generation, Sampling, ints
 from agentrl.engine.settings import EngineSettings
 
+IN_PROCESS = EngineConfig(max_num_seqs=64, kv_cache_gib=0.06, engine_core="process")
 END = 2
 CONTEXT = 256
 _ids = itertools.count()

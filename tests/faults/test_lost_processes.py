@@ -66,6 +66,28 @@ def test_a_killed_engine_is_replaced(tmp_path: Path, num_engines: int, saw: Saw)
     saw(f"largest difference of a log-probability from its labelled weights {largest_mismatch(run):.1e}")
 
 
+@pytest.mark.vllm
+@pytest.mark.row(1, "SIGKILL of {victim} where vLLM's core has a process of its own, as on a GPU, on Ray")
+@pytest.mark.parametrize("victim", ["the core", "the rollout worker"])
+def test_a_killed_core_or_its_front_end_is_replaced_and_leaves_nothing(tmp_path: Path, victim: str, saw: Saw) -> None:
+    run_dir, steps = tmp_path / "run", 16
+    words = ("--async", "--num-steps", str(steps), "--record", "all", "--engine", "vllm", "--engine-core", "process", *SMALL)
+    with disturbed(*CALCULATOR, "--run-dir", str(run_dir), *words) as process:
+        wait_for_a_step(process, run_dir)
+        (worker,) = workers_of(process.pid, "RolloutActor")
+        cores = [child for child in worker.children(recursive=True) if "EngineCore" in " ".join(child.cmdline())]
+        assert len(cores) == 1
+        begin = time.monotonic()
+        (cores[0] if victim == "the core" else worker).kill()
+        cores[0].wait(PATIENCE_S)
+        gone_s = time.monotonic() - begin
+        output = ended(process, 300)
+    run = succeeded(Run(process.returncode, output, run_dir))
+    assert run.metrics[-1]["engine/restarts"] == 1
+    names = whole(run, steps)
+    saw(f"the core was gone after {gone_s:.1f} s; the engine was started again, {len(names)} episodes, none lost, twice or in part")
+
+
 @pytest.mark.row(1, "SIGKILL of {victim} where two rollout workers share an engine, on Ray")
 @pytest.mark.parametrize("victim", ["RolloutActor", "EngineActor"])
 def test_a_killed_part_of_a_shared_engine_is_replaced(tmp_path: Path, victim: str, saw: Saw) -> None:

@@ -95,6 +95,19 @@ def test_weights_take_a_path_that_is_there(flags: list[str], gpus: int, message:
 
 
 @pytest.mark.vllm
+def test_a_core_on_a_thread_is_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"--engine-core = 'thread': is for engines on a CPU.*Use --engine-core process, or --device cpu"):
+        load_config([*AGENT, "--engine-core", "thread"])
+    for flags in (["--engine-core", "process"], ["--engine-core", "thread", "--device", "cpu"]):
+        engine = load_config([*AGENT, *flags]).engine
+        assert engine.core_on_thread("cpu") == ("thread" in flags)
+    auto = load_config(AGENT).engine
+    assert auto.core_on_thread("cpu")
+    assert not auto.core_on_thread("cuda")
+
+
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

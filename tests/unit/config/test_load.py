@@ -139,6 +139,10 @@ def test_a_run_that_was_saved_with_a_parser_of_tool_calls_keeps_it(tmp_path: Pat
     assert load_config(AGENT).endpoint.tool_parser == "auto"
 
 
+def test_the_place_of_a_core_needs_vllm() -> None:
+    assert "--engine-core = 'process': needs vLLM" in str(refuse("--engine", "transformers", "--engine-core", "process"))
+
+
 def test_a_parser_of_vllm_by_name_needs_its_engine() -> None:
     assert "--tool-parser = 'hermes': needs vLLM" in str(refuse("--engine", "transformers", "--tool-parser", "hermes"))
     for name in ("auto", "json"):
