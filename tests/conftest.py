@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 
 import pytest
 
 from agentrl.engine.settings import without_gc
 from tests.forks import end_all
+
+# One thread for arithmetic, as engines and learners have on a CPU: what is tested to the last bit is tested for that.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.machines", "tests.leftovers", "tests.time_limit", "tests.faults.report"]
 
