@@ -24,8 +24,8 @@ class EngineConfig:
     engine_args: tuple[str, ...] = ()
     """Further arguments of vLLM's, as ``name=value`` with JSON values: ``kv_cache_dtype=fp8 pipeline_parallel_size=2``."""
     engine_core: Annotated[Literal["auto", "thread", "process"], ResumeMayChange] = "auto"
-    """Where the core of vLLM computes: on a ``thread`` of the process that plays the episodes, which is for a CPU and starts sooner, or in
-    a ``process`` of its own, which is faster where a core is free. ``auto``: a thread on a CPU, a process on a GPU."""
+    """Place of the core of vLLM: a ``thread`` of the process that plays the episodes, which is for a CPU and starts sooner, or a
+    ``process`` of its own, which is faster where a core is free. ``auto``: a thread on a CPU, a process on a GPU."""
     engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the engines' weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
     max_model_len: CountOrZero = 0

@@ -1,4 +1,4 @@
-"""What each process of vLLM's does at its start: vLLM calls `begin` there, by the entry point ``vllm.general_plugins``."""
+"""The start of each process of vLLM's: there vLLM calls `begin`, by the entry point ``vllm.general_plugins``."""
 
 from __future__ import annotations
 

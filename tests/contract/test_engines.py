@@ -115,7 +115,8 @@ async def test_the_end_token_ends_a_turn_and_is_kept(kind: str, tmp_path: Path) 
     await engine.start()
     try:
         assert engine.end_token_ids == (END,)
-        ended = [await engine.generate(request(prompt(1, 20), max_tokens=200, temperature=2.0, seed=seed)) for seed in range(20)]
+        asked = [request(prompt(1, 20), max_tokens=200, temperature=2.0, seed=seed) for seed in range(20)]
+        ended = await asyncio.gather(*map(engine.generate, asked))
     finally:
         await engine.close()
     stopped = [g for g in ended if g.finish_reason is FinishReason.STOP]
