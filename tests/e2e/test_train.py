@@ -115,7 +115,10 @@ def test_trajectories_can_be_read(async_run: Run) -> None:
     assert len(turns[0]["token_ids"]) == len(turns[0]["logprobs"]) == len(turns[0]["versions"]) > 0
 
 
-@pytest.mark.parametrize(("staleness", "runtime"), [(1, "local"), pytest.param(2, "ray", marks=pytest.mark.slow), (3, "local")])
+@pytest.mark.parametrize(
+    ("staleness", "runtime"),
+    [(1, "local"), pytest.param(2, "ray", marks=pytest.mark.slow), pytest.param(3, "local", marks=pytest.mark.slow)],
+)
 def test_no_trained_token_is_older_than_the_bound(tmp_path: Path, staleness: int, runtime: str) -> None:
     arguments = ("--max-staleness", str(staleness), "--runtime", runtime, "--num-steps", "12", *SMALL)
     run = succeeded(train(tmp_path / "run", *arguments, agent=ENVS / "guess_number.py"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,9 @@ from tests.unit.check.test_same_loop import HEAD, USES
 
 ROOT = Path(__file__).parents[3]
 OPENRLHF = ROOT / "tests" / "openrlhf_files"
+MARKS: dict[str, Any] = {"code": needs_sandbox, "swe": (needs_sandbox, pytest.mark.slow)}
 FILES = [
-    pytest.param(file, id=f"{file.parent.name}-{file.stem}", marks=needs_sandbox if file.name in ("code.py", "swe.py") else ())
+    pytest.param(file, id=f"{file.parent.name}-{file.stem}", marks=MARKS.get(file.stem, ()))
     for file in sorted([*(ROOT / "envs").glob("*.py"), *(ROOT / "examples").glob("*.py"), *OPENRLHF.glob("*.py")])
 ]
 DATA = {"dictionary_form": DataConfig(prompts=str(ROOT / "examples" / "reverse.jsonl"), input_key="question", label_key="answer")}

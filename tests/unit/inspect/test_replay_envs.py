@@ -43,7 +43,11 @@ def at_random(request: GenerationRequest) -> list[int]:
     return CODEC.encode_text(chance.choice(SAYINGS)) + [CODEC.end_token_ids[0]] * (chance.random() < 0.9) or [9]
 
 
-@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: Path(agent).stem)
+SLOW = {"swe": pytest.mark.slow}  # its episodes run tests in sandboxes
+PLAYED = [pytest.param(agent, id=Path(agent).stem, marks=SLOW.get(Path(agent).stem, ())) for agent in AGENTS]
+
+
+@pytest.mark.parametrize("agent", PLAYED)
 async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
     config = from_mapping(TrainConfig, {"agent": agent, "run_dir": str(tmp_path), "max_turns": 5, "n_samples_per_prompt": 3})
     try:

@@ -79,6 +79,7 @@ def test_dropout_that_stays_on_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         run(tmp_path)
 
 
+@pytest.mark.slow
 def test_attention_without_the_soft_cap_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.learner.kernels.Proof.problem", lambda *_, **__: "")
     model = gemma(tmp_path / "gemma")
