@@ -62,6 +62,7 @@ class Workload:
 WORKLOADS = (
     Workload("1 turn of 128 tokens", "OneTurn", Sampling(max_tokens=128)),
     Workload("4 turns of 32 tokens", "Talk", Sampling(max_tokens=32)),
+    Workload("1 turn of 8 tokens", "OneTurn", Sampling(max_tokens=8)),
     Workload("4 turns of 8 tokens", "Talk", Sampling(max_tokens=8)),
 )
 
