@@ -119,6 +119,11 @@ def test_arguments_of_padded_rows_are_those_of_each_row(tmp_path: Path) -> None:
         locate([3, 4], images)
 
 
+def test_the_same_image_twice_is_in_two_places() -> None:
+    image = ImageInput(key="k", data=b"", token_ids=ints([7, 8]), placeholder=7, tensors={})
+    assert [each.place for each in locate([3, 7, 8, 4, 7, 8], [image, image])] == [1, 4]
+
+
 def test_images_of_several_sizes_are_filled_up_where_the_processor_does_so() -> None:
     def image(side: int, *, is_padded: bool) -> ImageInput:
         tensor = ImageTensor(np.ones((1, side, side), dtype=np.float32), 0, is_padded)
