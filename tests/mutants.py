@@ -9,6 +9,7 @@ The last line is ``N mutants, N caught, 0 survived``; the exit code is 1 if one 
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import shutil
 import sys
@@ -103,6 +104,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="part of the path of a file: only its bugs")
     parser.add_argument("--workers", type=int, default=2, help="copies to be tested at once")
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as tests/conftest.py has it, which is too late for processes that are forked
     mutants = read_mutants(only=options.only)
     if not options.only and (bare := uncovered(mutants)):
         print("no bug is planted in these files:", *bare, sep="\n  ")

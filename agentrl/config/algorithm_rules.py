@@ -16,6 +16,7 @@ from agentrl.algo.filters import filter_facts
 from agentrl.algo.group_rewards import group_reward_facts
 from agentrl.algo.losses import loss_facts
 from agentrl.config.algorithm import AlgoConfig, has_ratios, options_of
+from agentrl.config.engine_rules import may_have_gpus
 from agentrl.config.flow import FlowConfig
 from agentrl.config.model_shape import read_shape
 from agentrl.config.reward import PenaltyConfig
@@ -24,7 +25,6 @@ from agentrl.config.sections import flag as flag_of
 from agentrl.config.sections import refuse_set
 from agentrl.config.teacher import SELF, check_hint_template, served_teachers
 from agentrl.core.errors import ConfigError
-from agentrl.core.process import num_gpus
 
 
 def _groups_can_be_compared(config: TrainConfig) -> None:
@@ -317,7 +317,7 @@ def _experts_can_be_replayed(config: TrainConfig) -> None:
         raise ConfigError(flag, True, "does not go with --compile-layers", "Leave out one of the two.")
     if not engine.uses_vllm:
         return
-    if config.run.device == "cpu" or not (config.run.ray_address or num_gpus(config.run.device)):
+    if not may_have_gpus(config):
         problem = "cannot be had from vLLM on a CPU: it reports experts by a part of its (Model Runner V2) that needs Triton"
         raise ConfigError(flag, True, problem, "Use --engine transformers.")
     if engine.gpus_per_engine > engine.tensor_parallel_size:

@@ -93,9 +93,14 @@ def _device_is_there(config: PlaySettings) -> None:
         raise ConfigError("--device", "cuda", problem, "Leave the flag out to train on the CPU, or join a cluster with --ray-address.")
 
 
+def may_have_gpus(config: PlaySettings) -> bool:
+    """Return whether engines and learner may be given GPUs: this machine's, or those of a cluster, which are not known yet."""
+    return config.run.device != "cpu" and bool(config.run.ray_address or num_gpus(config.run.device))
+
+
 def _core_has_its_place(config: PlaySettings) -> None:
-    if config.engine.engine_core == "thread" and not config.run.ray_address and num_gpus(config.run.device):
-        problem = "is for engines on a CPU, and this machine has a GPU"
+    if config.engine.engine_core == "thread" and may_have_gpus(config):
+        problem = "is for engines on a CPU, and this machine or cluster may have a GPU"
         raise ConfigError("--engine-core", "thread", problem, "Use --engine-core process, or --device cpu.")
 
 
@@ -129,7 +134,7 @@ def _gpus_are_enough(config: PlaySettings) -> None:
 
 
 def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:
-    if config.run.device != "cpu" and (config.run.ray_address or num_gpus(config.run.device)):
+    if may_have_gpus(config):
         return
     engine, learner = config.engine, config.learner if isinstance(config, TrainConfig) else LearnerConfig()
     for flag, value, wanted in (

@@ -142,13 +142,15 @@ def clock_is_kept() -> bool | None:
     return None if state < 0 else bool(state != _UNSYNCHRONISED)
 
 
-def end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int, *, started_by_thread: bool = False) -> None:
     """Have the calling process end when its parent does, however that comes: killed at once on Linux, elsewhere within half a second.
 
     Args:
         parent: Process id that the parent had when it started this process; if it has ended by now, so does this process.
+        started_by_thread: Whether a thread of the parent started this process that may end before it. Linux takes the end of that thread
+            for the parent's, so then it is done as elsewhere.
     """
-    if on_linux():
+    if on_linux() and not started_by_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     else:
         threading.Thread(target=_outlive, args=(parent,), name="agentrl-parent", daemon=True).start()

@@ -54,8 +54,6 @@ def build(settings: EngineSettings, failures: Failures) -> AsyncLLM:
     check_vllm()
     own = parse_engine_args(settings.engine.engine_args)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
-    if settings.engine.engine_core == "thread" and settings.device == "cuda":
-        raise ValueError("--engine-core thread is for engines on a CPU, and this one has a GPU")
     on_device = _cuda if settings.device == "cuda" else _cpu
     arguments = AsyncEngineArgs(**{**_common(settings, config), **on_device(settings, config), **own})
     if settings.device == "cpu":

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
+
+from agentrl.core.operating_system import end_with_parent
 
 OWNED = "AGENTRL_ENGINE_OWNED"
 """Environment variable of the processes of an engine of ours; those of other programs that use vLLM have none, and are left alone."""
@@ -25,12 +24,7 @@ def owned() -> Iterator[None]:
 
 
 def begin() -> None:
-    """Watch over the parent: vLLM's core would wait for it for ever, with its memory and its GPU."""
+    """End with the parent: vLLM's core would wait for it for ever, with its memory and its GPU."""
     parent = multiprocessing.parent_process()
-    if parent is not None and os.environ.get(OWNED):
-        threading.Thread(target=_outlive, args=(parent,), name="agentrl-parent", daemon=True).start()
-
-
-def _outlive(parent: BaseProcess) -> None:
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
+    if parent is not None and parent.pid is not None and os.environ.get(OWNED):
+        end_with_parent(parent.pid, started_by_thread=True)

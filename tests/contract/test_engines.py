@@ -22,6 +22,8 @@ from agentrl.weights.sender import SharedMemorySender
 from tests.e2e.vllm_support import CONTEXT, END, equal, expect_fence, prompt, random_llama, reference, request, saved, settings
 
 pytestmark = pytest.mark.anyio
+CORES: dict[str, Literal["thread", "process"]] = {"vllm": "thread", "process": "process"}
+"""Kinds of engine that are vLLM, and the place of its core."""
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,10 @@ class Alone(SharedEngine):
 
 
 def made(kind: str, model: str, **changes: Any) -> Engine:
-    if kind in ("vllm", "process"):
+    if (core := CORES.get(kind)) is not None:
         from agentrl.engine.vllm_engine import VllmEngine
 
         asked = settings(model, **changes)
-        core: Literal["thread", "process"] = "thread" if kind == "vllm" else "process"
         return VllmEngine(replace(asked, engine=replace(asked.engine, engine_core=core)))
     from agentrl.engine.transformers_engine import TransformersEngine
 
@@ -175,7 +176,7 @@ async def test_more_prompt_tokens_than_one_step_takes(engine: Engine) -> None:
 
 async def test_usage_is_counted(kind: str, engine: Engine) -> None:
     first, second = await contract.usage_is_counted(engine)
-    assert (first.cached_tokens, second.cached_tokens) == (0, 128 if kind in ("vllm", "process") else 140)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 128 if kind in CORES else 140)
 
 
 async def test_a_request_does_not_notice_its_neighbours(kind: str, tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_a_core_on_a_thread_is_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"--engine-core = 'thread': is for engines on a CPU.*Use --engine-core process, or --device cpu"):
         load_config([*AGENT, "--engine-core", "thread"])
+    with pytest.raises(ConfigError, match="--engine-core = 'thread'"):
+        load_config([*AGENT, "--engine-core", "thread", "--ray-address", "auto"])
     for flags in (["--engine-core", "process"], ["--engine-core", "thread", "--device", "cpu"]):
         engine = load_config([*AGENT, *flags]).engine
         assert engine.core_on_thread("cpu") == ("thread" in flags)

@@ -1,8 +1,10 @@
 """Processes of vLLM end with the one that started them, and only those of an engine of ours."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from importlib.metadata import entry_points
 
@@ -12,7 +14,7 @@ import pytest
 from agentrl.engine import vllm_plugin
 from agentrl.engine.vllm_plugin import OWNED, owned
 
-LEFT_S, STAYS_S = 10.0, 2.0
+LEFT_S, STAYS_S = 10.0, 1.0
 
 
 def core(pids: "multiprocessing.SimpleQueue[int]") -> None:
@@ -23,15 +25,20 @@ def core(pids: "multiprocessing.SimpleQueue[int]") -> None:
 
 
 def front(pids: "multiprocessing.SimpleQueue[int]", is_owned: bool) -> None:
-    spawn = multiprocessing.get_context("spawn")
+    """Starts a core on a thread that ends before it, as the event loop's are."""
     os.environ.pop(OWNED, None)
-    process = spawn.Process(target=core, args=(pids,))
-    if is_owned:
-        with owned():
-            process.start()
-    else:
-        process.start()
+    thread = threading.Thread(target=start, args=(multiprocessing.get_context("spawn").SimpleQueue(), pids, is_owned))
+    thread.start()
+    thread.join()
+    pids.put(0)
     time.sleep(60)
+
+
+def start(begun: "multiprocessing.SimpleQueue[int]", pids: "multiprocessing.SimpleQueue[int]", is_owned: bool) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=core, args=(begun,))
+    with owned() if is_owned else contextlib.nullcontext():
+        process.start()
+    pids.put(begun.get())
 
 
 @pytest.mark.parametrize("is_owned", [True, False])
@@ -42,13 +49,16 @@ def test_a_core_ends_when_its_front_end_is_killed(is_owned: bool) -> None:
     process.start()
     watched = psutil.Process(pids.get())
     try:
+        assert pids.get() == 0  # the thread has ended
+        time.sleep(STAYS_S)
+        assert watched.status() != psutil.STATUS_ZOMBIE
         process.kill()
         process.join(LEFT_S)
         if is_owned:
             watched.wait(LEFT_S)
             return
         with pytest.raises(psutil.TimeoutExpired):
-            watched.wait(STAYS_S)
+            watched.wait(2 * STAYS_S)
     finally:
         if watched.is_running():
             watched.send_signal(signal.SIGKILL)
