@@ -147,7 +147,7 @@ def end_with_parent(parent: int, *, started_by_thread: bool = False) -> None:
 
     Args:
         parent: Process id that the parent had when it started this process; if it has ended by now, so does this process.
-        started_by_thread: Whether a thread of the parent started this process that may end before it. Linux takes the end of that thread
+        started_by_thread: True if a thread of the parent started this process that may end before it. Linux takes the end of that thread
             for the parent's, so then it is done as elsewhere.
     """
     if on_linux() and not started_by_thread:

@@ -20,9 +20,10 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.real_model
 @pytest.mark.timeout(1800)
-def test_two_steps_on_arithmetic(smollm2: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("core", ["thread", "process"])
+def test_two_steps_on_arithmetic(smollm2: Path, tmp_path: Path, core: str) -> None:
     arguments = ("--model", str(smollm2), "--num-steps", "2", "--groups-per-step", "4", "--n-samples-per-prompt", "4")
-    limits = ("--max-new-tokens", "12", "--learning-rate", "1e-6", "--max-model-len", "512")
+    limits = ("--max-new-tokens", "12", "--learning-rate", "1e-6", "--max-model-len", "512", "--engine-core", core)
     run = succeeded(train(tmp_path / "run", *arguments, *limits, agent=ENVS / "arithmetic.py", timeout_s=1700))
     assert len(run.metrics) == 2
     assert max(row["mismatch/max"] for row in run.metrics) <= 1e-3  # 30 layers in float32
