@@ -87,7 +87,7 @@ class LoadSums:
     waiting: float = 0.0
     episodes: float = 0.0  # sum of the episodes under way
 
-    def plus(self, load: EngineLoad, episodes: int, seconds: float) -> LoadSums:
+    def plus(self, load: EngineLoad, episodes: float, seconds: float) -> LoadSums:
         """Return the sums with another interval of `seconds`."""
         return LoadSums(
             seconds=self.seconds + seconds,

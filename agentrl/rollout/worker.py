@@ -53,19 +53,21 @@ STEP_UP = 0.05
 class AdaptiveLimit:
     """Limit of concurrent episodes with additive increase and multiplicative decrease, from the engine's reported load.
 
-    The engine is overloaded if its cache is nearly full or its queue is long compared with the decoding requests. The limit then
-    falls to a fraction of the live episodes, and does not fall again before that many have ended. If the cache has room, no request
-    waits and the limit holds groups back, the limit rises: it doubles until the first overload, and then grows in small steps.
-    Otherwise it stays.
+    The engine is overloaded if its cache is nearly full, or its queue is long compared with the decoding requests and was so the last
+    time: many prompts that come at once are read within a few steps. The limit then falls to a fraction of the live episodes, and does
+    not fall again before that many have ended. If the cache has room, no request waits and the limit holds groups back, the limit
+    rises: it doubles until the first overload, and then grows in small steps. Otherwise it stays.
     """
 
     limit: int  # maximum number of concurrent episodes
     floor: int = 1  # lowest value of the limit
     pressed: bool = False  # true after the first overload
+    queued: bool = False  # true if the queue was long the last time
 
     def observe(self, load: EngineLoad, live: int, held: bool) -> None:
         """Take in the engine's load now, the number of live episodes, and whether a group waits to begin."""
-        if load.kv_usage >= KV_HIGH or load.waiting > max(1.0, WAITING_HIGH * load.running):
+        was_queued, self.queued = self.queued, load.waiting > max(1.0, WAITING_HIGH * load.running)
+        if load.kv_usage >= KV_HIGH or (self.queued and was_queued):
             self.pressed = True
             if live <= self.limit:
                 self.limit = max(self.floor, math.floor(BACK_OFF * min(live, self.limit)))
@@ -82,7 +84,8 @@ class Throttle:
         self._order = itertools.count()
         self._live = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._looked_s = 0.0
+        self._looked_s = self._counted_s = 0.0
+        self._episode_s = 0.0  # since the last look at the engine, summed over episodes
         self._sums = LoadSums()
 
     @property
@@ -114,7 +117,7 @@ class Throttle:
         heapq.heappush(self._held, (priority, next(self._order), group_request.num_episodes, begun))
         self._begin_next()
         if self._timer is None:
-            self._looked_s = self._clock()
+            self._looked_s = self._counted_s = self._clock()
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         try:
             await begun
@@ -125,11 +128,12 @@ class Throttle:
 
     def leave(self, episodes: int = 1) -> None:
         """Say that episodes have ended."""
-        if episodes and self._timer is not None:
-            self._look()
+        self._count()
         self._live -= episodes
         self._begin_next()
         if not self._live and not self._held:
+            if self._timer is not None:
+                self._look()
             self.close()
 
     def close(self) -> None:
@@ -145,6 +149,7 @@ class Throttle:
                 return
             heapq.heappop(self._held)
             if not begun.done():  # else it was cancelled
+                self._count()
                 self._live += episodes
                 begun.set_result(None)
 
@@ -155,10 +160,19 @@ class Throttle:
         self._begin_next()
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
+    def _count(self) -> None:
+        """Count the time of the episodes that were under way until now."""
+        now_s = self._clock()
+        self._episode_s += self._live * (now_s - self._counted_s)
+        self._counted_s = now_s
+
     def _look(self) -> EngineLoad:
-        now_s, load = self._clock(), self._stats().load
-        self._sums = self._sums.plus(load, self._live, now_s - self._looked_s)
-        self._looked_s = now_s
+        """Sum up the time since the last look, under the load of now."""
+        self._count()
+        seconds, load = self._counted_s - self._looked_s, self._stats().load
+        if seconds > 0.0:
+            self._sums = self._sums.plus(load, self._episode_s / seconds, seconds)
+        self._looked_s, self._episode_s = self._counted_s, 0.0
         return load
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from agentrl import Task
-from agentrl.core.protocols import EngineLoad, EngineStats
+from agentrl.core.protocols import EngineLoad, EngineStats, LoadSums
 from agentrl.core.types import EvalSampling, GroupRequest
 from agentrl.rollout.worker import TICK_S, AdaptiveLimit, Throttle
 
@@ -96,7 +96,7 @@ async def test_a_cancelled_group_keeps_no_room() -> None:
 async def test_the_limit_follows_the_engine_and_the_load_is_summed_up() -> None:
     scene = Scene(start=8, load=replace(FULL, kv_usage=0.25))
     tasks = await scene.ask(*(group_request(i) for i in range(6)))
-    await asyncio.sleep(3 * TICK_S)
+    await asyncio.sleep(4 * TICK_S)
     assert scene.began == [0, 1]
     assert scene.throttle.limit == 6  # 8 x 0.8, and not again before so many have ended
     scene.load = replace(IDLE, kv_usage=0.25)
@@ -111,6 +111,23 @@ async def test_the_limit_follows_the_engine_and_the_load_is_summed_up() -> None:
     for task in tasks:
         task.cancel()
     scene.throttle.close()
+
+
+async def test_the_sums_have_every_episode_for_as_long_as_it_was_under_way() -> None:
+    now_s = [0.0]
+    load = EngineLoad(running=4, waiting=2, kv_usage=0.5)
+    throttle = Throttle(0, 8, lambda: EngineStats(load=load), clock=lambda: now_s[0])
+    await throttle.enter(group_request(0))
+    now_s[0] = 2.0
+    throttle.leave(1)
+    now_s[0] = 5.0
+    throttle.leave(3)
+    assert throttle.sums == LoadSums(seconds=5.0, kv_usage=2.5, waiting=10.0, episodes=4 * 2.0 + 3 * 3.0)
+    now_s[0] = 100.0  # nothing was under way
+    await throttle.enter(group_request(1, 2))
+    now_s[0] = 101.0
+    throttle.leave(2)
+    assert throttle.sums == LoadSums(seconds=6.0, kv_usage=3.0, waiting=12.0, episodes=17.0 + 2.0)
 
 
 def test_much_room_doubles_the_limit_until_there_was_too_much() -> None:
@@ -137,7 +154,17 @@ def test_a_queue_is_long_against_what_is_decoded() -> None:
     limit.observe(EngineLoad(running=100, waiting=20), live=100, held=True)
     assert limit.limit == 100
     limit.observe(EngineLoad(running=60, waiting=20), live=100, held=True)
+    assert limit.limit == 100  # they may have come just now
+    limit.observe(EngineLoad(running=60, waiting=20), live=100, held=True)
     assert limit.limit == 80
+
+
+def test_a_burst_of_prompts_is_no_overload() -> None:
+    limit = AdaptiveLimit(limit=100)
+    for _ in range(4):
+        limit.observe(EngineLoad(running=60, waiting=40), live=100, held=False)
+        limit.observe(EngineLoad(running=100), live=100, held=False)
+    assert (limit.limit, limit.pressed) == (100, False)
 
 
 async def simulate(limited: bool) -> list[float]:
