@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 GATHER_S = 0.001
 """Time that further commands are awaited before a step, as long as they keep coming; a step takes milliseconds at least."""
-GATHER_ROUNDS = 4
+GATHER_ROUNDS, IDLE_ROUNDS = 4, 64
+"""Times that this is done, with requests under way and without any, which would have to wait for the others."""
 
 
 class CommandQueue:
@@ -27,8 +28,9 @@ class CommandQueue:
         Requests tend to come in bursts, and a step for one costs little less than a step for a hundred. So after a command
         others are awaited for a moment, as long as they keep coming.
         """
-        served = self._serve_queued(block=not runnable())
-        for _ in range(GATHER_ROUNDS):
+        idle = not runnable()
+        served = self._serve_queued(block=idle)
+        for _ in range(IDLE_ROUNDS if idle else GATHER_ROUNDS):
             if not served or not runnable():
                 break
             time.sleep(GATHER_S)
