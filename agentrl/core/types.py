@@ -283,9 +283,9 @@ class Group:
     @property
     def versions(self) -> tuple[int, int] | None:
         """Oldest and newest policy version among the trainable sampled tokens, `None` without any."""
-        turns = [turn for t in self.trainable for turn in t.turns if len(turn.versions) and not turn.masked]
-        spans = [(int(turn.versions.min()), int(turn.versions.max())) for turn in turns]
-        return (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
+        found = [turn.versions for t in self.trainable for turn in t.turns if len(turn.versions) and not turn.masked]
+        versions = np.concatenate(found) if found else None
+        return None if versions is None else (int(versions.min()), int(versions.max()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+import numpy as np
+
 from agentrl.core.errors import (
     AgentRLError,
     ContextLengthError,
@@ -173,7 +175,7 @@ class FencedEngine(ABC):
                 f"{name}: a prompt of {len(ids)} tokens leaves no room in a context of {self.max_model_len}; "
                 "shorten it or raise --max-model-len"
             )
-        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocabulary:
+        if not len(ids) or ids.view(np.uint32).max() >= self._vocabulary:  # a negative one is a large one there
             raise EngineError(f"{name}: the prompt must be token ids from 0 to {self._vocabulary - 1}, at least one; got {ids}")
         if (given := len(request.images) or len(request.placed)) and (request.images or not self._placeholders):
             raise EngineError(f"{name}: this engine takes text only, got {given} images")

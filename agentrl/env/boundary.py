@@ -12,6 +12,7 @@ import functools
 import inspect
 import linecache
 import logging
+import os
 import sys
 import sysconfig
 import traceback
@@ -46,7 +47,6 @@ _CALLERS = (str(Path(__file__).with_name("user_task.py")), str(Path(__file__).wi
 """Files whose frames call user code."""
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 
-_NO_THREAD = contextlib.nullcontext()
 _Checked = TypeVar("_Checked")
 
 
@@ -76,7 +76,7 @@ class EnvSession:
         self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits, directory: CurrentDirectory | None = None
     ) -> None:
         self._class, self._threads, self._limits, self._directory = cls, threads, limits, directory
-        self._file = Path(source).name
+        self._file = os.path.basename(source)  # of `Path` this would be the most costly part of a short episode
         self._object: Any = None
         self._stopwatch = Stopwatch()
         self._user = UserTask(f"env {cls.__name__}", threads, self._prepare)
@@ -102,7 +102,6 @@ class EnvSession:
     async def _make(self, limit: float) -> None:
         """Make the user's object."""
         self._stopwatch.begin()
-        is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
         cls = self._class
         inherited = all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
         if inherited and not inspect.isabstract(cls):
@@ -110,6 +109,7 @@ class EnvSession:
         elif inspect.iscoroutinefunction(cls.__init__):
             self._object = await self._call("__init__", functools.partial(_made, cls), limit, True)
         else:
+            is_async = any(inspect.iscoroutinefunction(getattr(cls, name, None)) for name in ("reset", "step"))
             self._object = await self._call("__init__", cls, limit, is_async)
 
     async def step(self, state: StepState) -> StepResult:
@@ -178,8 +178,11 @@ class EnvSession:
         """Have the session's task make a call, and wait for it until its deadline."""
         problem: BaseException | None = None
         try:
-            async with _NO_THREAD if is_async else self._threads:
-                result = await self._user.call(call, timeout_s, is_async, self._where(name))
+            if is_async:
+                result = await self._user.call(call, timeout_s, True, self._where(name))
+            else:
+                async with self._threads:
+                    result = await self._user.call(call, timeout_s, False, self._where(name))
         except UserError as raised:
             problem = raised.error
         except LateError:

@@ -35,6 +35,8 @@ class Stopwatch:
 
     def take(self) -> tuple[Span, ...]:
         """Return what was collected since the beginning of the call, in seconds since then, and forget it."""
+        if not self._spans:
+            return ()
         found, self._spans = tuple(self._spans), []
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,30 @@ class _Job:
             self.ended.set_result(None)
 
 
+class _Inbox:
+    """Calls that a task is to make; `asyncio.Queue` takes longer to make and to wait for than most calls take."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[_Job | None] = deque()
+        self._more: asyncio.Future[None] | None = None
+        self.is_busy = False  # while a call is made
+
+    def put(self, job: _Job | None) -> None:
+        """Add a call, or the end of all calls."""
+        self._jobs.append(job)
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    async def get(self) -> _Job | None:
+        """Wait for a call, and return it; `None` at the end."""
+        self.is_busy = False
+        while not self._jobs:
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
+        self.is_busy = True
+        return self._jobs.popleft()
+
+
 class UserTask:
     """Makes calls of user code as one asyncio task and in one context, plain functions on a thread.
 
@@ -55,7 +80,7 @@ class UserTask:
 
     def __init__(self, name: str, threads: Threads, prepare: Callable[[], None]) -> None:
         self._name, self._threads, self._prepare = name, threads, prepare
-        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._inbox = _Inbox()
         self.task: asyncio.Task[None] | None = None  # once there was a call
 
     async def call(self, call: Callable[[], Any], timeout_s: float, is_async: bool, where: str) -> Any:
@@ -75,7 +100,7 @@ class UserTask:
             self.task = asyncio.create_task(self._serve(), name=self._name)
         loop = asyncio.get_running_loop()
         job = _Job(call, is_async, loop.create_future())
-        self._jobs.put_nowait(job)
+        self._inbox.put(job)
         timer = loop.call_later(timeout_s, job.expire)
         try:
             return await job.answer
@@ -91,8 +116,13 @@ class UserTask:
 
     async def close(self) -> None:
         """End the task."""
-        if self.task is not None:
+        if self.task is None:
+            return
+        self._inbox.put(None)
+        if self._inbox.is_busy:
             self.task.cancel()
+        await asyncio.sleep(0)  # between two calls it ends at once
+        if not self.task.done():
             await asyncio.wait({self.task}, timeout=CANCEL_GRACE_S)
 
     async def _interrupt(self, job: _Job, where: str) -> None:
@@ -104,15 +134,14 @@ class UserTask:
             job.ended = asyncio.get_running_loop().create_future()
             await asyncio.wait({job.ended}, timeout=CANCEL_GRACE_S)
         if not job.is_over:
-            self.task, self._jobs = None, asyncio.Queue()
+            self.task, self._inbox = None, _Inbox()
             _log.warning("%s ignores cancellation and is left behind", where)
 
     async def _serve(self) -> None:
-        """Consume calls and answer them, one after another, until cancelled between two of them."""
-        jobs = self._jobs
+        """Consume calls and answer them, one after another, until their end, or until cancelled between two of them."""
+        inbox = self._inbox
         self._prepare()
-        while True:
-            job = await jobs.get()
+        while (job := await inbox.get()) is not None:
             try:
                 result = job.call() if job.is_async else await self._threads.run(job.call)
                 if inspect.isawaitable(result):

@@ -311,7 +311,8 @@ class Episode:
 
     def _note_tools(self, turn: int | None, begin_s: float) -> None:
         """Note the tools within the environment since its last call, which began so many seconds after the episode."""
-        self._spans += [replace(tool, turn=turn, start_s=begin_s + tool.start_s) for tool in self._env.take_spans()]
+        if tools := self._env.take_spans():
+            self._spans += [replace(tool, turn=turn, start_s=begin_s + tool.start_s) for tool in tools]
 
     def _trajectory(self, agent: str, status: Status, error: str | None, timings: Mapping[str, float]) -> Trajectory:
         conversation, ended = self._agents[agent], status.trainable

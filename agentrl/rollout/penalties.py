@@ -43,13 +43,14 @@ def penalize(turns: Sequence[Turn], budgets: Sequence[int], settings: PenaltyCon
     First each turn pays for coming close to its own budget (the tokens it was allowed, before the context's end limits it), then the
     episode for being cut; a reward that replaces the episode's is that of the last turn, and the others get 0.
     """
-    buffer, factor = settings.overlong_buffer, settings.overlong_penalty
+    buffer, factor, coefficient = settings.overlong_buffer, settings.overlong_penalty, settings.stop_properly_penalty
+    if buffer <= 0 and coefficient is None:
+        return tuple(turns)
     rewards = [
         turn.reward + overlong_penalty(len(turn.token_ids), limit=budget, buffer=min(buffer, budget), factor=factor)
         for turn, budget in zip(turns, budgets, strict=True)
     ]
     cut = turns[-1].finish_reason is FinishReason.LENGTH
-    coefficient = settings.stop_properly_penalty
     if cut and coefficient is not None and coefficient < 0:
         rewards = [0.0] * (len(turns) - 1) + [stop_properly(math.fsum(rewards), truncated=True, penalty=coefficient)]
     else:

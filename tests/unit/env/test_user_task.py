@@ -1,0 +1,107 @@
+"""The task of an episode's user code: calls one after another, also after one that does not end, and its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from agentrl.env import user_task
+from agentrl.env.threads import Threads
+from agentrl.env.user_task import LateError, UserTask
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def make() -> UserTask:
+    return UserTask("user code", Threads(1), lambda: None)
+
+
+async def settle() -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+async def who() -> Any:
+    await asyncio.sleep(0)
+    return asyncio.current_task()
+
+
+async def test_calls_that_come_at_once_are_made_one_after_another() -> None:
+    user, seen = make(), list[str]()
+
+    async def call(name: str) -> str:
+        seen.append(f"{name} begins")
+        await asyncio.sleep(0)
+        seen.append(f"{name} ends")
+        return name
+
+    assert await user.call(who, 1.0, True, "reset") is user.task
+    await settle()
+    assert await asyncio.gather(*(user.call(lambda name=name: call(name), 1.0, True, "step") for name in "abc")) == ["a", "b", "c"]
+    assert seen == [f"{name} {what}" for name in "abc" for what in ("begins", "ends")]
+    await user.close()
+
+
+async def test_it_ends_at_once_between_two_calls_and_is_not_cancelled() -> None:
+    user = make()
+    await user.close()  # there was no call
+    await user.call(who, 1.0, True, "step")
+    task, begin = user.task, time.perf_counter()
+    await user.close()
+    assert task is not None
+    assert task.done()
+    assert not task.cancelled()
+    assert time.perf_counter() - begin < 0.5
+
+
+async def test_its_end_waits_for_what_a_call_does_when_it_is_cancelled() -> None:
+    user, seen = make(), list[str]()
+
+    async def call() -> None:
+        try:
+            await asyncio.sleep(9)
+        finally:
+            await asyncio.sleep(0.05)
+            seen.append("closed a connection")
+
+    running = asyncio.create_task(user.call(call, 5.0, True, "step"))
+    await settle()
+    task, begin = user.task, time.perf_counter()
+    await user.close()
+    assert seen == ["closed a connection"]
+    assert task is not None
+    assert task.done()
+    assert time.perf_counter() - begin < 0.9  # it does not wait for another call
+    with pytest.raises(user_task.UserError):
+        await running
+
+
+async def test_a_call_that_is_left_behind_takes_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_task, "CANCEL_GRACE_S", 0.05)
+    user, release = make(), asyncio.Event()
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    with pytest.raises(LateError):
+        await user.call(stubborn, 0.02, True, "step")
+    assert user.task is None
+    first = asyncio.create_task(user.call(lambda: asyncio.sleep(0.05), 1.0, True, "close"))
+    await settle()
+    release.set()  # it ends after all, and would be free for another call before the present task is
+    await settle()
+    assert await user.call(who, 1.0, True, "close") is user.task
+    await first
+    await user.close()
