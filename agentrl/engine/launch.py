@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentrl.config.engine_args import parse_engine_args
@@ -73,13 +73,11 @@ def sampling_params(
     end_ids: Sequence[int],
     seed: int | None,
     structure: Structure | None = None,
-    streams: bool = False,
     excluded: Sequence[int] = (),
 ) -> SamplingParams:
-    """Return the settings of a request in vLLM's form; `end_ids` end a turn too, and without a seed it is not reproducible.
+    """Return the settings of a request in vLLM's form.
 
-    A request that `streams` has an output after each step, with all tokens so far. These are lists of vLLM's own that grow, so it costs no
-    more than the new tokens alone would, and the last output is the same as without. The `excluded` tokens are never sampled.
+    The `end_ids` end a turn too, the `excluded` tokens are never sampled, and without a seed the request is not reproducible.
     """
     return SamplingParams(
         temperature=sampling.temperature,
@@ -92,11 +90,9 @@ def sampling_params(
         seed=seed,
         # Of the sampled token alone.
         logprobs=0,
-        flat_logprobs=True,
         detokenize=bool(sampling.stop),
         logit_bias=dict.fromkeys(excluded, EXCLUDED) or None,
         structured_outputs=None if structure is None else _structured(structure),
-        output_kind=RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # made for this request alone; a deep copy takes longer than everything else here
     )
 

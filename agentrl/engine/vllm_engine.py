@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from agentrl.weights.digests import DIGESTS, joined
 
 if TYPE_CHECKING:
     from agentrl.engine.vllm_images import ImagePrompts
+    from agentrl.engine.vllm_requests import Answer, Requests
 
 
 class VllmEngine(FencedEngine):
@@ -49,8 +51,10 @@ class VllmEngine(FencedEngine):
         self._llm: Any = None
         self._make_params: Callable[..., Any]
         self._images: ImagePrompts
+        self._requests: Requests
         self._update_info: dict[str, Any] = {}
         self._end_ids: tuple[int, ...] = ()
+        self._context = 0  # tokens; 0 before the start
         self._version = 0  # of the weights that a request finds when it starts
         self._keep_kv = settings.weights.kv_on_publish == "keep"
         self._adapters = Adapters(settings.adapters)
@@ -61,8 +65,9 @@ class VllmEngine(FencedEngine):
     @property
     def max_model_len(self) -> int:
         """Context length in tokens; known once started."""
-        self._check_alive()
-        return int(self._llm.model_config.max_model_len)
+        if not self._context:
+            self._check_alive()
+        return self._context
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -91,17 +96,16 @@ class VllmEngine(FencedEngine):
             cause = self._failures.cause() or reason_of(error)
             await self.close()
             raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {cause}") from error
-        self._end_ids = _end_token_ids(self._llm.model_config)
+        self._context, self._end_ids = int(self._llm.model_config.max_model_len), _end_token_ids(self._llm.model_config)
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         cache = self._llm.vllm_config.cache_config
         self._kv_tokens = int(cache.num_gpu_blocks or 0) * int(cache.block_size or 0)
         self._meter, self._is_started = UsageMeter(), True
-        self._llm.output_processor.update_scheduler_stats = self._loaded
 
     async def abort(self, request_id: str) -> None:
         """End a request now: its `generate` returns what was sampled so far, perhaps nothing. Requests that are over are passed over."""
         if self._llm is not None and not self._dead:
-            await self._llm.abort(request_id)
+            await self._requests.abort(request_id)
 
     async def close(self) -> None:
         """Release processes and memory; safe to call twice."""
@@ -109,9 +113,8 @@ class VllmEngine(FencedEngine):
         self._dead = self._dead or "it was closed"
         if llm is not None:
             # First, or calls of `generate` that are under way would wait for ever.
-            llm.output_processor.propagate_error(RuntimeError(self._dead))
-            if llm.output_handler is not None:
-                llm.output_handler.cancel()
+            self._requests.close(RuntimeError(self._dead))
+            del self._requests
             await asyncio.to_thread(llm.shutdown, 30.0)
         self._failures.close()
         del llm
@@ -126,10 +129,12 @@ class VllmEngine(FencedEngine):
         with without_gc():
             from agentrl.engine import launch
             from agentrl.engine.vllm_images import ImagePrompts
+            from agentrl.engine.vllm_requests import Requests
         self._stamps = stamps_tokens()
         self._make_params = launch.sampling_params
         with without_main():  # the engine is not returned: something in vLLM's start keeps the caller's future alive
             self._llm = launch.build(self._settings, self._failures)
+        self._requests = Requests(self._llm, self._loaded, stamps=self._stamps)
         self._placeholders = launch.placeholders(self._llm)
         self._images = ImagePrompts(self._llm.renderer, launch.image_problem(self._llm.model_config.hf_config, self._settings.device))
 
@@ -138,14 +143,14 @@ class VllmEngine(FencedEngine):
             self._check_alive()  # the weights that it waited for may have failed to load
             version, adapter = None if self._stamps else self._version, self._adapters.begin()
             try:
-                output = await self._final_output(request, adapter)
+                answer = await self._answer(request, adapter)
             except EngineError:
                 raise
             except Exception as error:
                 raise self._named_error(request, error) from error
             finally:
                 self._adapters.end(adapter)
-        return _generation(request.request_id, output, version if adapter is None else adapter.version)
+        return _generation(request, answer, version if adapter is None else adapter.version)
 
     async def _sleep(self, level: int) -> None:
         await self._llm.sleep(level, mode="keep")
@@ -154,34 +159,36 @@ class VllmEngine(FencedEngine):
         await self._llm.wake_up(list(parts))  # goes on by itself once all of its memory is there
 
     def _fault(self) -> str:
-        return self._failures.cause() or "its process or thread ended" if self._llm is not None and self._llm.errored else ""
+        is_gone = self._llm is not None and (self._llm.errored or self._requests.error is not None)
+        return self._failures.cause() or "its process or thread ended" if is_gone else ""
 
     def _end_requests(self, reason: str) -> None:
         if self._llm is not None:
-            self._llm.output_processor.propagate_error(RuntimeError(reason))
+            self._requests.fail(RuntimeError(reason))
 
     def _structure_problem(self) -> str:
         if self._settings.stop_strings:
             return ""
         return "the engine was started without a tokenizer, so it cannot constrain texts; set stop_strings in its settings"
 
-    async def _final_output(self, request: GenerationRequest, adapter: LoadedAdapter | None) -> Any:
+    async def _answer(self, request: GenerationRequest, adapter: LoadedAdapter | None) -> Answer:
         salt = {"cache_salt": str(self._version)} if self._keep_kv else {}
         prompt: Any = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist(), **salt}
         if request.placed:
             prompt = await self._images.prompt(request, salt)
-        sampling, listener, final, told = request.sampling, request.on_tokens, None, 0
-        seed = self._settings.seed if sampling.seed is None else sampling.seed
-        budget = min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
-        limits: dict[str, Any] = {"max_tokens": budget, "end_ids": self._end_ids, "excluded": self._placeholders}
-        params = self._make_params(sampling, **limits, seed=seed, structure=request.structure, streams=listener is not None)
-        async for output in self._llm.generate(prompt, params, request.request_id, lora_request=adapter and adapter.request):
-            final = output
-            if listener is not None:
-                new = output.outputs[0].token_ids[told:]
-                told += len(new)
-                listener(new)
-        return final
+        sampling, structure = request.sampling, request.structure
+        settings = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop, sampling.stop_token_ids)
+        own: dict[str, Any] = {"end_ids": self._end_ids, "excluded": self._placeholders, "structure": structure}
+        return await self._requests.sample(
+            request.request_id,
+            prompt,
+            partial(self._make_params, sampling, **own),
+            max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
+            seed=self._settings.seed if sampling.seed is None else sampling.seed,
+            settings=None if request.placed or structure or adapter else settings,
+            adapter=adapter and adapter.request,
+            listener=request.on_tokens,
+        )
 
     def _named_error(self, request: GenerationRequest, error: Exception) -> EngineError:
         """Return vLLM's exception as one of ours."""
@@ -263,25 +270,20 @@ def _end_token_ids(model_config: Any) -> tuple[int, ...]:
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
-def _generation(request_id: str, output: Any, version: int | None) -> Generation:
+def _generation(request: GenerationRequest, answer: Answer, version: int | None) -> Generation:
     """Return the answer of vLLM in our form; `version` is that of all its tokens, unless vLLM says it of each."""
-    completion = output.outputs[0]
-    reason = _REASONS.get(completion.finish_reason)
+    reason = _REASONS.get(str(answer.finish_reason))
     if reason is None:
-        raise EngineError(f"request {request_id} ended with {completion.finish_reason!r}")
-    versions = np.zeros(len(completion.token_ids), dtype=np.int32)
-    if version is not None:  # of an adapter too: vLLM counts versions of the model's own weights only
-        versions[:] = version
-    else:
-        for span in completion.weight_versions or ():
-            versions[span.start : span.end] = int(span.version)
+        raise EngineError(f"request {request.request_id} ended with {str(answer.finish_reason)!r}")
+    # Of an adapter too: vLLM counts versions of the model's own weights only.
+    versions = answer.versions if version is None else [version] * len(answer.token_ids)
     return Generation(
-        token_ids=ints(list(completion.token_ids)),
-        logprobs=floats(completion.logprobs.logprobs),
+        token_ids=ints(answer.token_ids),
+        logprobs=floats(answer.logprobs),
         versions=ints(versions),
         finish_reason=reason,
-        cached_tokens=output.num_cached_tokens or 0,
-        experts=_experts(completion.routed_experts, len(output.prompt_token_ids) + len(completion.token_ids) - 1),
+        cached_tokens=answer.cached_tokens or 0,
+        experts=_experts(np.concatenate(answer.experts) if answer.experts else None, len(request.prompt_ids) + len(answer.token_ids) - 1),
     )
 
 

@@ -28,7 +28,7 @@ class Used:
 
 
 _LLM, _CORE, _BASE = "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.distributed.weight_transfer.base"
-_LAYERS = "vllm.model_executor.layers"
+_CLIENT, _INPUTS, _LAYERS = "vllm.v1.engine.core_client", "vllm.v1.engine.input_processor", "vllm.model_executor.layers"
 _ARGUMENTS = (
     *("model", "dtype", "seed", "trust_remote_code", "skip_tokenizer_init", "disable_log_stats", "use_tqdm_on_load", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "gpu_memory_utilization", "enable_prefix_caching"),
@@ -36,11 +36,11 @@ _ARGUMENTS = (
     *("distributed_executor_backend", "worker_extension_cls", "weight_transfer_config", "structured_outputs_config", "logprobs_mode"),
     *("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "enable_return_routed_experts", "scheduler_cls"),
 )
+_OUTPUT = ("request_id", "new_token_ids", "new_logprobs", "finish_reason", "prefill_stats", "routed_experts")
 
 USED = (
     Used(_LLM, "AsyncLLM.from_engine_args", ("engine_args",)),
-    Used(_LLM, "AsyncLLM.generate", ("prompt", "sampling_params", "request_id", "lora_request")),
-    Used(_LLM, "AsyncLLM.abort", ("request_id",)),
+    Used(_LLM, "AsyncLLM.get_supported_tasks"),
     Used(_LLM, "AsyncLLM.shutdown", ("timeout",)),
     Used(_LLM, "AsyncLLM.collective_rpc", ("method", "args")),
     Used(_LLM, "AsyncLLM.init_weight_transfer_engine"),
@@ -54,25 +54,31 @@ USED = (
     Used(_CORE, "EngineCore.preprocess_add_request"),
     Used(_CORE, "EngineCore.post_step", ("model_executed",)),
     Used(_CORE, "EngineCore.pause_scheduler", ("mode", "clear_cache")),
-    Used("vllm.v1.engine.core_client", "EngineCoreClient.make_async_mp_client", ("vllm_config", "executor_class", "log_stats")),
-    Used("vllm.v1.engine.core_client", "AsyncMPClient.pause_scheduler_async", ("mode", "clear_cache")),
-    Used("vllm.v1.engine.output_processor", "OutputProcessor.propagate_error"),
-    Used("vllm.v1.engine.output_processor", "OutputProcessor.update_scheduler_stats"),
+    Used(_CLIENT, "EngineCoreClient.make_async_mp_client", ("vllm_config", "executor_class", "log_stats")),
+    Used(_CLIENT, "AsyncMPClient.pause_scheduler_async", ("mode", "clear_cache")),
+    Used(_CLIENT, "AsyncMPClient.add_request_async", ("request",)),
+    Used(_CLIENT, "AsyncMPClient.abort_requests_async", ("request_ids",)),
+    Used(_CLIENT, "AsyncMPClient.get_output_async"),
+    Used(_INPUTS, "InputProcessor.process_inputs", ("request_id", "prompt", "params", "supported_tasks", "lora_request")),
+    Used(_INPUTS, "InputProcessor.tokenizer"),
+    Used("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.from_new_request", ("tokenizer", "request")),
+    Used("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.update", ("new_token_ids", "stop_terminated")),
+    Used("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.num_output_tokens"),
+    Used("vllm.v1.outputs", "LogprobsLists", ("logprobs",)),
     Used("vllm.v1.core.sched.interface", "PauseState"),
     Used("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
     Used("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "mm_features")),
     Used("vllm.config", "SchedulerConfig.get_scheduler_cls"),
-    Used("vllm.v1.engine", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
-    Used("vllm.v1.engine", "EngineCoreOutputs", ("outputs",)),
+    Used("vllm.v1.engine", "EngineCoreOutput", _OUTPUT),
+    Used("vllm.v1.engine", "EngineCoreOutputs", ("outputs", "scheduler_stats")),
     Used("vllm.v1.engine", "FinishReason"),
     Used("vllm.v1.engine.exceptions", "EngineDeadError"),
     Used("vllm.exceptions", "VLLMValidationError"),
     Used("vllm.logger", "DEFAULT_LOGGING_CONFIG"),
     Used("vllm.engine.arg_utils", "AsyncEngineArgs"),
     Used("vllm.engine.arg_utils", "EngineArgs", _ARGUMENTS),
-    Used("vllm.sampling_params", "SamplingParams", ("include_stop_str_in_output", "flat_logprobs", "structured_outputs", "output_kind")),
+    Used("vllm.sampling_params", "SamplingParams", ("include_stop_str_in_output", "structured_outputs")),
     Used("vllm.sampling_params", "StructuredOutputsParams", ("json", "structural_tag")),
-    Used("vllm.sampling_params", "RequestOutputKind"),
     Used("vllm.lora.request", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
     Used("vllm.model_executor.models.registry", "ModelRegistry"),
     Used("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank"),
@@ -118,7 +124,7 @@ STAMPS = (
     Used(_LLM, "AsyncLLM.update_weight_version"),
     Used(_LLM, "AsyncLLM.get_weight_version"),
     Used(_LLM, "AsyncLLM.finish_weight_update", ("weight_version",)),
-    Used("vllm.outputs", "CompletionOutput", ("weight_versions",)),  # the others are there since 0.27
+    Used("vllm.v1.engine", "EngineCoreOutputs", ("weight_version",)),
 )
 """Names by which vLLM stamps tokens with the version of the weights that sampled them."""
 

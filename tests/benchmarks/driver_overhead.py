@@ -1,12 +1,12 @@
 """Tokens per second through the rollout path, as a share of those of a bare `AsyncLLM` that is given the same requests.
 
-    python -m tests.benchmarks.driver_overhead [--episodes N] [--repetitions N] [--layouts thread process]
+    python -m tests.benchmarks.driver_overhead [--episodes N] [--repetitions N] [--layouts thread process] [--only "1 turn of 8"]
 
 The rollout path is worker, groups, episodes, chat template, environment, checks, records of turns. Its requests are recorded
 once and then given to vLLM directly: the same token ids, sampling, seeds and names, as many at once, those of an episode one
-after another. Both take turns, on the same engine. It is measured with each ``--engine-core``: with
+after another. Both take turns, each on an engine of its own with the same settings. It is measured with each ``--engine-core``: with
 vLLM's core on a thread, where agentrl runs it on a CPU, and in a process of its own, as vLLM starts it by itself and agentrl on a GPU.
-Every repetition begins with an empty prefix cache, and its tokens must be the same.
+Every repetition begins with an empty prefix cache, and the tokens of both must be the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -71,22 +70,17 @@ Tokens = dict[str, list[int]]
 
 
 class Bare:
-    """A vLLM engine that replays requests.
+    """Replays requests on the `AsyncLLM` of an engine, which must be given no others."""
 
-    Args:
-        llm: An `AsyncLLM`.
-        params: Makes vLLM's sampling parameters.
-    """
-
-    def __init__(self, llm: Any, params: Callable[[Sampling], Any]) -> None:
-        self.llm, self._params = llm, params
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine, self.llm = engine, engine._llm
 
     async def replay(self, requests: Sequence[GenerationRequest]) -> Callable[[], Awaitable[Tokens]]:
         """Prepare everything but the requests themselves; what is returned sends them."""
         sessions: dict[str, list[tuple[Any, Any, str]]] = defaultdict(list)
         for request in requests:
             prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
-            sessions[request.session].append((prompt, self._params(request.sampling), request.request_id))
+            sessions[request.session].append((prompt, params_of(self._engine, request.sampling), request.request_id))
         tokens: Tokens = {}
 
         async def play(session: list[tuple[Any, Any, str]]) -> None:
@@ -101,15 +95,20 @@ class Bare:
 
         return send
 
-    async def forget(self) -> None:
-        """Empty the prefix cache."""
-        await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
-        await self.llm.engine_core.resume_scheduler_async()
+
+async def forget(engine: VllmEngine) -> None:
+    """Empty the prefix cache."""
+    await engine._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+    await engine._llm.engine_core.resume_scheduler_async()
 
 
 def params_of(engine: VllmEngine, sampling: Sampling) -> Any:
-    """Return the sampling parameters that the engine makes of ours; recorded requests have a seed each."""
-    return engine._make_params(sampling, max_tokens=sampling.max_tokens, end_ids=engine.end_token_ids, seed=sampling.seed)
+    """Return the sampling parameters that the engine makes of ours, with outputs of the kind that costs `AsyncLLM` least."""
+    from vllm.sampling_params import RequestOutputKind
+
+    params = engine._make_params(sampling, max_tokens=sampling.max_tokens, end_ids=engine.end_token_ids, seed=sampling.seed)
+    params.output_kind, params.flat_logprobs = RequestOutputKind.FINAL_ONLY, True
+    return params
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Result:
     tokens: int
 
 
-async def compare(engine: VllmEngine, workload: Workload, *, episodes: int, repetitions: int) -> Result:
+async def compare(engine: VllmEngine, other: VllmEngine, workload: Workload, *, episodes: int, repetitions: int) -> Result:
     """Record the requests, then measure in turns."""
     requests: list[GenerationRequest] = []
 
@@ -146,12 +145,12 @@ async def compare(engine: VllmEngine, workload: Workload, *, episodes: int, repe
         return {f"{t.trajectory_id}-{n}": turn.token_ids.tolist() for t in episodes for n, turn in enumerate(t.turns)}
 
     await asyncio.gather(*map(watched.run_group, group_requests))
-    bare = Bare(engine._llm, partial(params_of, engine))
+    bare = Bare(other)
     result, expected = Result([], [], 0), None
     for _ in range(repetitions):
         for speeds, is_bare in ((result.ours, False), (result.bare, True)):
             send = await bare.replay(requests) if is_bare else ours
-            await bare.forget()
+            await forget(other if is_bare else engine)
             begin = time.perf_counter()
             tokens = await send()
             seconds = time.perf_counter() - begin
@@ -175,13 +174,16 @@ def random_model(folder: Path) -> str:
 
 
 async def measure(model: str, layout: Layout, options: argparse.Namespace) -> None:
-    """Start an engine and print its lines of the table."""
-    engine = VllmEngine(EngineSettings(model=ModelConfig(model=model), engine=EngineConfig(engine_core=layout)))
+    """Start two engines and print their lines of the table."""
+    settings = EngineSettings(model=ModelConfig(model=model), engine=EngineConfig(engine_core=layout))
+    engine, other = VllmEngine(settings), VllmEngine(settings)
     await engine.start()
-    for workload in WORKLOADS:
-        result = await compare(engine, workload, episodes=options.episodes, repetitions=options.repetitions)
+    await other.start()
+    for workload in (workload for workload in WORKLOADS if options.only in workload.name):
+        result = await compare(engine, other, workload, episodes=options.episodes, repetitions=options.repetitions)
         print(row(workload, layout, result), flush=True)
     await engine.close()
+    await other.close()
 
 
 def row(workload: Workload, layout: str, result: Result) -> str:
@@ -201,6 +203,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=256, help="all at once, in groups of 8")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
+    parser.add_argument("--only", default="", help="part of the name of a workload: only those")
     options = parser.parse_args()
     print(f"{options.episodes} episodes at once, {options.repetitions} repetitions; load {os.getloadavg()[0]:.1f}")
     print("| core of vLLM | workload | tokens | rollout path, tokens/s | bare, tokens/s | share |\n|---|---|---|---|---|---|")

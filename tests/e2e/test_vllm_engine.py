@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from agentrl.core.errors import EngineDeadError
+from agentrl.core.protocols import GenerationRequest
 from agentrl.engine.vllm_engine import VllmEngine
 from tests.e2e.vllm_support import equal, prompt, random_llama, request, saved, settings
 
@@ -51,6 +52,40 @@ async def test_recomputed_and_cached_history_give_the_same_bits(engine: VllmEngi
     recomputed = [await engine.generate(request(ids, max_tokens=20, seed=9)) for ids in longer]
     assert not any(generation.cached_tokens for generation in recomputed)
     assert all(equal(a, b) for a, b in zip(cached, recomputed, strict=True))
+
+
+async def test_answers_are_those_of_vllms_own_front_end(model: Any, tmp_path: Path) -> None:
+    """Also those of requests that are made from one which vLLM has checked, beside others with a budget, a seed and an end of their own."""
+    from vllm.sampling_params import RequestOutputKind
+
+    place = saved(model, tmp_path)
+    ours, theirs = VllmEngine(settings(place)), VllmEngine(settings(place))
+    await ours.start()
+    await theirs.start()
+    try:
+        asked = [request(prompt(k, 40 + k % 3), max_tokens=5 + k, seed=k, temperature=(1.0, 0.7)[k % 2]) for k in range(12)]
+        asked += [request(prompt(k, 20), max_tokens=40, seed=k, stop_token_ids=tuple(range(60 + k, 256))) for k in range(4)]
+
+        async def bare(one: GenerationRequest) -> Any:
+            limits: dict[str, Any] = {"max_tokens": one.sampling.max_tokens, "end_ids": theirs.end_token_ids}
+            params = theirs._make_params(one.sampling, **limits, seed=one.sampling.seed)
+            params.output_kind, params.flat_logprobs = RequestOutputKind.FINAL_ONLY, True
+            given = {"type": "token", "prompt_token_ids": one.prompt_ids.tolist()}
+            return [each async for each in theirs._llm.generate(given, params, one.request_id)][-1]
+
+        for _ in range(2):  # the second time with prompts that are cached
+            answers = await asyncio.gather(*map(ours.generate, asked))
+            others = await asyncio.gather(*map(bare, asked))
+            for answer, other in zip(answers, others, strict=True):
+                end = other.outputs[0]
+                assert answer.token_ids.tolist() == list(end.token_ids)
+                assert answer.logprobs.tolist() == pytest.approx(end.logprobs.logprobs, abs=0.0)
+                assert (str(answer.finish_reason), answer.cached_tokens) == (end.finish_reason, other.num_cached_tokens)
+        assert {str(answer.finish_reason) for answer in answers} == {"stop", "length"}
+        assert any(answer.cached_tokens for answer in answers)
+    finally:
+        await ours.close()
+        await theirs.close()
 
 
 async def test_a_dead_core_fails_every_waiter_at_once(model: Any, tmp_path: Path) -> None:
