@@ -197,7 +197,7 @@ class Requests:
     def _take(self, output: Any, version: int) -> bool:
         """Hand an output to its request; returns True if that is over, and the core does not know."""
         answer = self._running.get(output.request_id)
-        if answer is None:  # it was aborted
+        if answer is None or answer.over.cancelled():  # it was aborted, or its caller is about to say so
             return False
         try:
             answer.take(output, version)

@@ -188,6 +188,18 @@ async def test_aborted_requests_return_what_there_is_and_cancelled_ones_leave_th
     assert scene.core.aborted == [scene.name(0), scene.name(1)]
 
 
+async def test_nobody_is_told_of_tokens_once_the_call_is_cancelled() -> None:
+    scene, told = Scene(), list[list[int]]()
+    task = await scene.ask("a", listener=lambda ids: told.append(list(ids)))
+    scene.core.put(output(scene.name(0), [7], cached=0))
+    await settle()
+    scene.core.put(output(scene.name(0), [8]))  # read before the call goes on
+    task.cancel()
+    await settle()
+    assert told == [[7]]
+    assert scene.core.aborted == [scene.name(0)]
+
+
 async def test_late_outputs_of_an_ended_request_are_not_those_of_another_with_its_name() -> None:
     scene = Scene()
     first = await scene.ask("a")
