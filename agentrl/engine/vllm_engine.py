@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentrl.core.altered import altered
 from agentrl.core.errors import EngineDeadError, EngineError, StructureError, TransferAbandonedError
 from agentrl.core.process import without_main
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, WeightUpdate
@@ -177,7 +178,6 @@ class VllmEngine(FencedEngine):
         if request.placed:
             prompt = await self._images.prompt(request, salt)
         sampling, structure = request.sampling, request.structure
-        settings = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop, sampling.stop_token_ids)
         own: dict[str, Any] = {"end_ids": self._end_ids, "excluded": self._placeholders, "structure": structure}
         return await self._requests.sample(
             request.request_id,
@@ -185,7 +185,7 @@ class VllmEngine(FencedEngine):
             partial(self._make_params, sampling, **own),
             max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
             seed=self._settings.seed if sampling.seed is None else sampling.seed,
-            settings=None if request.placed or structure or adapter else settings,
+            settings=None if request.placed or structure or adapter else altered(sampling, seed=None, max_tokens=1),
             adapter=adapter and adapter.request,
             listener=request.on_tokens,
         )

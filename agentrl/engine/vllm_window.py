@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.core.errors import ConfigError
 
 WINDOW = ">=0.26,<0.34"
-"""Versions that have every name below; engines have been run with 0.26 and 0.32, on a CPU."""
+"""Versions that have every name below; engines have been run with 0.32 on a CPU, and with 0.26 while `AsyncLLM` still sent requests."""
 
 
 @dataclass(frozen=True, slots=True)

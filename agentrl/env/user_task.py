@@ -116,7 +116,7 @@ class UserTask:
 
     async def close(self) -> None:
         """End the task."""
-        if self.task is None:
+        if self.task is None or self.task.done():
             return
         self._inbox.put(None)
         if self._inbox.is_busy:

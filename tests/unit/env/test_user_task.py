@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.env import user_task
-from agentrl.env.threads import Threads
+from agentrl.env.threads import Threads, UserError
 from agentrl.env.user_task import LateError, UserTask
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +60,9 @@ async def test_it_ends_at_once_between_two_calls_and_is_not_cancelled() -> None:
     assert task.done()
     assert not task.cancelled()
     assert time.perf_counter() - begin < 0.5
+    await user.close()
+    assert await user.call(who, 1.0, True, "step") is user.task  # it can be used again
+    await user.close()
 
 
 async def test_its_end_waits_for_what_a_call_does_when_it_is_cancelled() -> None:
@@ -80,7 +83,7 @@ async def test_its_end_waits_for_what_a_call_does_when_it_is_cancelled() -> None
     assert task is not None
     assert task.done()
     assert time.perf_counter() - begin < 0.9  # it does not wait for another call
-    with pytest.raises(user_task.UserError):
+    with pytest.raises(UserError):
         await running
 
 
