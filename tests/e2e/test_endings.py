@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.runs import ENVS, SMALL, start
+from tests.processes import still_runs
 
 LONG = ("--num-steps", "10000", "--async", *SMALL)
 
@@ -33,7 +34,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in processes if still_runs(process)]
 
 
 @pytest.mark.timeout(240)

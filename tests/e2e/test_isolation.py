@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.e2e.runs import Run, succeeded, train
+from tests.processes import still_runs
 
 MARK = "AGENTRL_TEST_ISOLATION"
 
@@ -135,7 +136,7 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(MARK) == mark and still_runs(process):
                 found.append(process)
         except (psutil.Error, OSError):
             continue

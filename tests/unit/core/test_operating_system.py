@@ -21,6 +21,7 @@ from agentrl.core.process import cuda_device_count, free_port
 from agentrl.env.isolation import launcher, leftovers, system
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.sandbox import local, reaper
+from tests.processes import still_runs
 
 ROOT = Path(agentrl.__file__).parent
 ONLY_HERE = re.compile(r"/proc/|prctl|/dev/shm|sys\.platform|platform\.system|sched_getaffinity|malloc_trim|adjtimex|/sys/fs/cgroup")
@@ -110,9 +111,9 @@ def test_a_process_ends_with_its_parent(name: str, tmp_path: Path) -> None:
         assert child.is_running()
         parent.kill()
     deadline = time.monotonic() + 10.0
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+    while still_runs(child) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not still_runs(child)
 
 
 def test_processes_are_listed_and_ended_without_proc(macos: None) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.engine import vllm_plugin
 from agentrl.engine.vllm_plugin import OWNED, owned
+from tests.processes import still_runs
 
 LEFT_S, STAYS_S = 10.0, 1.0
 
@@ -51,7 +52,7 @@ def test_a_core_ends_when_its_front_end_is_killed(is_owned: bool) -> None:
     try:
         assert pids.get() == 0  # the thread has ended
         time.sleep(STAYS_S)
-        assert watched.status() != psutil.STATUS_ZOMBIE
+        assert still_runs(watched)
         process.kill()
         process.join(LEFT_S)
         if is_owned:

@@ -16,6 +16,7 @@ from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import load_agent
 from agentrl.env.session import Session
 from agentrl.env.states import make_sampling_params, make_step_state
+from tests.processes import name_of, still_runs
 
 FILE = Path(__file__).with_name("defects.py")
 SMALL = ProcessLimits(memory_mib=200, file_mib=1, processes=8, cpu_s=0.3, open_files=64)
@@ -37,9 +38,9 @@ async def pool(name: str = "Defects", *, step_s: float = 0.3, limits: ProcessLim
         assert left == []
 
 
-def survivors(processes: ProcessPool) -> list[psutil.Process]:
-    """What still runs of what the pool has started."""
-    return marked(processes._mark)
+def survivors(processes: ProcessPool, name: str = "") -> list[psutil.Process]:
+    """What still runs of what the pool has started; with a name, only processes of that name."""
+    return [process for process in marked(processes._mark) if name in ("", name_of(process))]
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -99,6 +100,6 @@ def state(action: str, *, turn: int = 0, task: Task | None = None, observation: 
 def _environment(process: psutil.Process) -> dict[str, str]:
     """A process's environment; nothing of one that has ended, which may happen at any moment."""
     try:
-        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+        return process.environ() if still_runs(process) else {}
     except (psutil.Error, OSError):
         return {}

@@ -167,7 +167,7 @@ async def test_processes_that_may_not_be_copied_say_so() -> None:
 
 
 def episodes(processes: ProcessPool) -> list[psutil.Process]:
-    return [process for process in survivors(processes) if process.name() == "agentrl-env"]
+    return survivors(processes, "agentrl-env")
 
 
 async def until_idle(processes: ProcessPool) -> None:

@@ -10,6 +10,8 @@ import time
 import psutil
 import pytest
 
+from tests.processes import still_runs
+
 pytestmark = pytest.mark.linux  # orphans are adopted on Linux only
 
 COMMAND = """
@@ -46,7 +48,7 @@ def begun(work: str, *, gently: bool = True) -> tuple[subprocess.Popen[str], lis
 
 def all_ended(processes: list[psutil.Process]) -> bool:
     _, left = psutil.wait_procs(processes, timeout=5)
-    return not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    return not any(map(still_runs, left))
 
 
 ENDS = {
