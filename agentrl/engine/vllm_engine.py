@@ -7,15 +7,15 @@ import contextlib
 import gc
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentrl.core.altered import altered
 from agentrl.core.errors import EngineDeadError, EngineError, StructureError, TransferAbandonedError
 from agentrl.core.process import without_main
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, WeightUpdate
-from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
+from agentrl.core.types import ExpertArray, FinishReason, Generation, Sampling, experts_of, floats, ints
 from agentrl.engine.adapters import Adapters, LoadedAdapter
 from agentrl.engine.failures import Failures, reason_of
 from agentrl.engine.fenced import FencedEngine
@@ -185,7 +185,7 @@ class VllmEngine(FencedEngine):
             partial(self._make_params, sampling, **own),
             max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
             seed=self._settings.seed if sampling.seed is None else sampling.seed,
-            settings=None if request.placed or structure or adapter else altered(sampling, seed=None, max_tokens=1),
+            settings=None if request.placed or structure or adapter else _lasting(sampling),
             adapter=adapter and adapter.request,
             listener=request.on_tokens,
         )
@@ -266,6 +266,9 @@ def _end_token_ids(model_config: Any) -> tuple[int, ...]:
         found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return tuple(sorted(found))
 
+
+_lasting = attrgetter(*(name for name in Sampling.__dataclass_fields__ if name not in ("seed", "max_tokens")))
+"""The settings of a request that those of an episode have in common."""
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from agentrl.core.protocols import TokenListener
 
 _log = logging.getLogger(__name__)
 
+AT_ONCE = 32
+"""Requests that are sent before the round of the event loop is over, so that the core does not wait while others are made."""
 MAX_CHECKED = 64
 """Settings that are known to be right; user code may choose others for every turn."""
 
@@ -79,8 +82,9 @@ class Answer:
 class Requests:
     """The requests of one engine that are under way.
 
-    A task takes in the outputs of vLLM's core, step by step. It waits for the core alone, and ends when that is gone: then every present
-    request fails, and every later one.
+    Requests of one round of the event loop are sent together, because the core begins a step with whatever has come: one for the first
+    of two hundred takes nearly as long as one for all of them. A task takes in the outputs of vLLM's core, step by step. It waits for
+    the core alone, and ends when that is gone: then every present request fails, and every later one.
 
     Args:
         llm: The engine, whose `generate` must not be used beside this.
@@ -93,6 +97,8 @@ class Requests:
         self._stamps = stamps
         self._running: dict[str, Answer] = {}
         self._names = itertools.count()
+        self._unsent: deque[Any] = deque()
+        self._sender: asyncio.Task[None] | None = None  # while something is unsent
         self._checked: dict[Hashable, Any] = {}  # a request that vLLM has checked, by its settings
         self._reader: asyncio.Task[None] | None = None  # from the first request on, which may be on another event loop than the start
         self.error: BaseException | None = None  # why nothing is read any more
@@ -143,7 +149,11 @@ class Requests:
         answer = Answer(name, listener, detokenizer, asyncio.get_running_loop().create_future())
         self._running[request.request_id] = answer
         try:
-            await self._core.add_request_async(request)
+            self._unsent.append(request)
+            if self._sender is None or self._sender.done():
+                self._sender = asyncio.create_task(self._send(), name="requests to vLLM")
+            if len(self._unsent) >= AT_ONCE:
+                await self._send()
             await answer.over
         finally:
             if self._running.pop(request.request_id, None) is not None:  # else the core knows, or is gone
@@ -168,8 +178,23 @@ class Requests:
         """Take in nothing any more: every present and later request fails."""
         self.error = self.error or error
         self.fail(error)
-        if self._reader is not None:
-            self._reader.cancel()
+        for task in (self._reader, self._sender):
+            if task is not None:
+                task.cancel()
+
+    async def _send(self) -> None:
+        """Send the requests that are still wanted; one that cannot be sent fails, as does one whose sender is cancelled."""
+        while self._unsent:
+            request = self._unsent.popleft()
+            answer = self._running.get(request.request_id)
+            if answer is None or answer.over.done():
+                continue
+            try:
+                await self._core.add_request_async(request)
+            except BaseException as error:
+                answer.fail(error if isinstance(error, Exception) else RuntimeError("it was not sent"))
+                if not isinstance(error, Exception):
+                    raise
 
     def _note(self, key: Hashable, request: Any) -> None:
         """Remember a request that was checked, unless it has no key."""

@@ -79,18 +79,13 @@ class EnvSession:
         self._file = os.path.basename(source)  # of `Path` this would be the most costly part of a short episode
         self._object: Any = None
         self._stopwatch = Stopwatch()
-        self._user = UserTask(f"env {cls.__name__}", threads, self._prepare)
+        # Not a method of this object: a cycle would keep every ended episode until the garbage collector looks at it.
+        self._user = UserTask(f"env {cls.__name__}", threads, functools.partial(_prepare, self._stopwatch, limits))
 
     @property
     def user_task(self) -> asyncio.Task[None] | None:
         """The task that user code runs in, once there was a call."""
         return self._user.task
-
-    def _prepare(self) -> None:
-        """Set what user code finds in the context of its task."""
-        use_stopwatch(self._stopwatch)
-        use_choice(self._limits.sandbox)
-        use_servers(self._limits.mcp)
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
         """Make the user's object and begin the episode; `EnvError`, `EnvTimeoutError`, `EnvResultError` if user code fails."""
@@ -193,6 +188,13 @@ class EnvSession:
         if problem is not None:
             raise _named_error(self._where(name), problem) from problem
         return result
+
+
+def _prepare(stopwatch: Stopwatch, limits: EnvLimits) -> None:
+    """Set what user code finds in the context of its task."""
+    use_stopwatch(stopwatch)
+    use_choice(limits.sandbox)
+    use_servers(limits.mcp)
 
 
 async def _made(cls: AgentClass) -> Any:

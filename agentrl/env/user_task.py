@@ -99,10 +99,13 @@ class UserTask:
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._serve(), name=self._name)
         loop = asyncio.get_running_loop()
-        job = _Job(call, is_async, loop.create_future())
+        job, timer = _Job(call, is_async, loop.create_future()), None
+        deadline_s = loop.time() + timeout_s
         self._inbox.put(job)
-        timer = loop.call_later(timeout_s, job.expire)
         try:
+            await asyncio.sleep(0)  # a call that awaits nothing is over after it, and a timer would take longer than most of them
+            if not job.is_over:
+                timer = loop.call_at(deadline_s, job.expire)
             return await job.answer
         except asyncio.CancelledError:
             _ = job.answer.cancelled() or job.answer.exception()  # read, so that asyncio does not complain
@@ -112,18 +115,19 @@ class UserTask:
             await self._interrupt(job, where)
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     async def close(self) -> None:
-        """End the task."""
-        if self.task is None or self.task.done():
+        """End the task; between two calls it does so by itself, when the event loop comes to it."""
+        task, inbox = self.task, self._inbox
+        if task is None or task.done():
             return
-        self._inbox.put(None)
-        if self._inbox.is_busy:
-            self.task.cancel()
-        await asyncio.sleep(0)  # between two calls it ends at once
-        if not self.task.done():
-            await asyncio.wait({self.task}, timeout=CANCEL_GRACE_S)
+        self.task, self._inbox = None, _Inbox()
+        inbox.put(None)
+        if inbox.is_busy:
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
 
     async def _interrupt(self, job: _Job, where: str) -> None:
         """Cancel the running call; code that ignores cancellation is left behind after a moment."""

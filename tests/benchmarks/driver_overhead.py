@@ -6,7 +6,8 @@ The rollout path is worker, groups, episodes, chat template, environment, checks
 once and then given to vLLM directly: the same token ids, sampling, seeds and names, as many at once, those of an episode one
 after another. Both take turns, each on an engine of its own with the same settings. It is measured with each ``--engine-core``: with
 vLLM's core on a thread, where agentrl runs it on a CPU, and in a process of its own, as vLLM starts it by itself and agentrl on a GPU.
-Every repetition begins with an empty prefix cache, and the tokens of both must be the same.
+Every repetition begins with an empty prefix cache, and the tokens of both must be the same. Of two engines the one that was started
+first may be slower, so all is done twice, with each of both first.
 """
 
 from __future__ import annotations
@@ -174,16 +175,21 @@ def random_model(folder: Path) -> str:
 
 
 async def measure(model: str, layout: Layout, options: argparse.Namespace) -> None:
-    """Start two engines and print their lines of the table."""
+    """Start two engines twice, each first once, and print the lines of the table."""
     settings = EngineSettings(model=ModelConfig(model=model), engine=EngineConfig(engine_core=layout))
-    engine, other = VllmEngine(settings), VllmEngine(settings)
-    await engine.start()
-    await other.start()
-    for workload in (workload for workload in WORKLOADS if options.only in workload.name):
-        result = await compare(engine, other, workload, episodes=options.episodes, repetitions=options.repetitions)
-        print(row(workload, layout, result), flush=True)
-    await engine.close()
-    await other.close()
+    workloads = [workload for workload in WORKLOADS if options.only in workload.name]
+    results: list[list[Result]] = [[] for _ in workloads]
+    for is_ours_first in (True, False):
+        engines = VllmEngine(settings), VllmEngine(settings)
+        for engine in engines:
+            await engine.start()
+        ours, bare = engines if is_ours_first else engines[::-1]
+        for workload, found in zip(workloads, results, strict=True):
+            found.append(await compare(ours, bare, workload, episodes=options.episodes, repetitions=options.repetitions))
+        for engine in engines:
+            await engine.close()
+    for workload, (first, second) in zip(workloads, results, strict=True):
+        print(row(workload, layout, Result(first.ours + second.ours, first.bare + second.bare, first.tokens)), flush=True)
 
 
 def row(workload: Workload, layout: str, result: Result) -> str:
@@ -201,11 +207,11 @@ def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=256, help="all at once, in groups of 8")
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=int, default=5, help="with each engine first")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--only", default="", help="part of the name of a workload: only those")
     options = parser.parse_args()
-    print(f"{options.episodes} episodes at once, {options.repetitions} repetitions; load {os.getloadavg()[0]:.1f}")
+    print(f"{options.episodes} episodes at once, twice {options.repetitions} repetitions; load {os.getloadavg()[0]:.1f}")
     print("| core of vLLM | workload | tokens | rollout path, tokens/s | bare, tokens/s | share |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for layout in options.layouts:

@@ -26,10 +26,18 @@ class Core:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.refused: Exception | None = None  # is raised in place of taking the next request
+        self.free = asyncio.Event()  # there is room for requests in the socket
+        self.free.set()
         self.aborted: list[str] = []
         self.steps: asyncio.Queue[Any] = asyncio.Queue()
 
     async def add_request_async(self, request: Any) -> None:
+        if not self.free.is_set():
+            await self.free.wait()
+        refused, self.refused = self.refused, None
+        if refused is not None:
+            raise refused
         self.requests.append(request)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -156,6 +164,82 @@ async def test_settings_that_were_checked_once_are_not_checked_again() -> None:
     assert made[1].arrival_time > 0.0
     await scene.ask("g", salt="7")
     assert [each.cache_salt for each in made] == [None] * 6 + ["7"]  # keys and values of other weights are not its own
+    await scene.end()
+
+
+def ask_at_once(scene: Scene, names: Sequence[str]) -> list[asyncio.Task[Answer]]:
+    """Requests of one round of the event loop; they are not made yet."""
+    from vllm.sampling_params import SamplingParams
+
+    def begin(name: str) -> asyncio.Task[Answer]:
+        given: dict[str, Any] = {"max_tokens": 8, "seed": 1, "settings": 1.0}
+        return asyncio.create_task(scene.requests.sample(name, {"prompt_token_ids": [5]}, SamplingParams, **given))
+
+    tasks = list(map(begin, names))
+    scene.asked += tasks
+    return tasks
+
+
+async def test_requests_of_one_round_are_sent_together_and_many_before_it_is_over() -> None:
+    from agentrl.engine.vllm_requests import AT_ONCE
+
+    scene, sent = Scene(), list[int]()
+    await scene.ask("checked", settings=1.0)
+    ask_at_once(scene, ["a", "b", "c"])
+    asyncio.get_running_loop().call_soon(lambda: sent.append(len(scene.core.requests)))  # runs after all three, in the same round
+    await settle()
+    assert (sent, len(scene.core.requests)) == ([1], 4)
+    ask_at_once(scene, [str(number) for number in range(AT_ONCE + 3)])
+    asyncio.get_running_loop().call_soon(lambda: sent.append(len(scene.core.requests)))
+    await settle()
+    assert (sent, len(scene.core.requests)) == ([1, 4 + AT_ONCE], 4 + AT_ONCE + 3)
+    assert len({request.request_id for request in scene.core.requests}) == len(scene.core.requests)
+    await scene.end()
+
+
+async def test_a_request_that_nobody_wants_any_more_is_not_sent() -> None:
+    scene = Scene()
+    await scene.ask("checked", settings=1.0)
+    cancelled, aborted, other = ask_at_once(scene, ["a", "b", "c"])
+    asyncio.get_running_loop().call_soon(cancelled.cancel)  # after they were made, before they are sent
+    aborting = asyncio.create_task(scene.requests.abort("b"))  # likewise
+    await settle()
+    assert [request.external_req_id for request in scene.core.requests[1:]] == ["c"]
+    assert cancelled.cancelled()
+    assert str((await aborted).finish_reason) == "abort"
+    await aborting
+    assert not other.done()
+    await scene.end()
+
+
+async def test_a_request_that_cannot_be_sent_fails_alone() -> None:
+    scene = Scene()
+    await scene.ask("checked", settings=1.0)
+    first, second = ask_at_once(scene, ["a", "b"])
+    scene.core.refused = ValueError("cannot be encoded")
+    await settle()
+    with pytest.raises(ValueError, match="cannot be encoded"):
+        await first
+    scene.core.put(output(scene.name(1), [7], ends="STOP", cached=0))
+    assert (await second).token_ids == [7]
+
+
+async def test_a_call_that_is_cancelled_while_it_sends_for_others_leaves_none_of_them_waiting() -> None:
+    from agentrl.engine.vllm_requests import AT_ONCE
+
+    scene = Scene()
+    await scene.ask("checked", settings=1.0)
+    scene.core.free.clear()
+    tasks = ask_at_once(scene, [str(number) for number in range(AT_ONCE)])
+    await settle()
+    tasks[-1].cancel()  # it waits for room with the first request
+    await settle()
+    with pytest.raises(RuntimeError, match="it was not sent"):
+        await tasks[0]
+    assert [name.partition("-")[0] for name in scene.core.aborted] == [str(AT_ONCE - 1), "0"]
+    scene.core.free.set()
+    await settle()
+    assert [request.external_req_id for request in scene.core.requests[1:]] == [str(number) for number in range(1, AT_ONCE - 1)]
     await scene.end()
 
 

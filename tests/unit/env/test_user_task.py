@@ -54,14 +54,40 @@ async def test_it_ends_at_once_between_two_calls_and_is_not_cancelled() -> None:
     user = make()
     await user.close()  # there was no call
     await user.call(who, 1.0, True, "step")
-    task, begin = user.task, time.perf_counter()
+    task = user.task
     await user.close()
+    assert await user.call(who, 1.0, True, "step") is user.task  # it can be used again
     assert task is not None
     assert task.done()
     assert not task.cancelled()
-    assert time.perf_counter() - begin < 0.5
     await user.close()
-    assert await user.call(who, 1.0, True, "step") is user.task  # it can be used again
+    await user.close()
+
+
+async def test_only_a_call_that_waits_has_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    user, timers, handles = make(), list[float](), list[asyncio.TimerHandle]()
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+
+    def noted(when: float, *given: Any, **named: Any) -> asyncio.TimerHandle:
+        timers.append(when - loop.time())
+        handles.append(call_at(when, *given, **named))
+        return handles[-1]
+
+    monkeypatch.setattr(loop, "call_at", noted)
+
+    async def answer() -> str:
+        return "at once"
+
+    assert [await user.call(answer, 5.0, True, "step") for _ in range(2)] == ["at once"] * 2
+    assert timers == []
+    await user.call(who, 5.0, True, "step")
+    assert timers == [pytest.approx(5.0, abs=0.5)]
+    assert handles[0].cancelled()  # it would keep the result until then
+    with pytest.raises(LateError):
+        await user.call(asyncio.Event().wait, 0.05, True, "step")
+    assert timers[1] == pytest.approx(0.05, abs=0.04)
+    assert await user.call(answer, 5.0, True, "step") == "at once"
     await user.close()
 
 

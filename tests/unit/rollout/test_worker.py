@@ -1,6 +1,7 @@
 """Groups and the worker that runs them."""
 
 import asyncio
+import gc
 import json
 import pickle
 import time
@@ -80,6 +81,25 @@ async def test_one_failing_member_disturbs_no_other(tmp_path: Path, model: str) 
     assert [trajectory.trajectory_id for trajectory in group.trajectories] == ["4-0-0", "4-0-1", "4-0-2", "4-0-3"]
     assert summary.versions == (0, 0)
     await worker.close()
+
+
+async def test_ended_episodes_leave_nothing_to_the_garbage_collector(tmp_path: Path, model: str) -> None:
+    worker = worker_of(tmp_path, model, ScriptedEngine(answer=says("three")))
+    await worker.start()
+    await worker.run_group(group_request("1", "0"))
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await worker.run_group(group_request("1", "0"))
+        gc.collect()
+        left = {type(found).__name__ for found in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        await worker.close()
+    assert not left & {"Episode", "EnvSession", "UserTask", "Conversation", "Recorder", "Trajectory", "Env"}
 
 
 async def test_members_run_side_by_side(tmp_path: Path, model: str) -> None:
