@@ -113,6 +113,26 @@ async def test_its_end_waits_for_what_a_call_does_when_it_is_cancelled() -> None
         await running
 
 
+async def test_it_can_be_used_again_where_its_last_call_ignores_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_task, "CANCEL_GRACE_S", 0.05)
+    user, release = make(), asyncio.Event()
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    running = asyncio.create_task(user.call(stubborn, 5.0, True, "step"))
+    await settle()
+    await user.close()
+    assert await user.call(who, 1.0, True, "reset") is user.task
+    release.set()
+    await running
+    await user.close()
+
+
 async def test_a_call_that_is_left_behind_takes_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_task, "CANCEL_GRACE_S", 0.05)
     user, release = make(), asyncio.Event()
