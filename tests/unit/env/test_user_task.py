@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from typing import Any
 
@@ -89,6 +90,33 @@ async def test_only_a_call_that_waits_has_a_timer(monkeypatch: pytest.MonkeyPatc
     assert timers[1] == pytest.approx(0.05, abs=0.04)
     assert await user.call(answer, 5.0, True, "step") == "at once"
     await user.close()
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_caller_may_be_cancelled_at_any_moment(rounds: int, fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+    user, seen = make(), list[str]()
+
+    async def call() -> None:
+        try:
+            await asyncio.sleep(5.0)
+        finally:
+            seen.append("cancelled")
+            if fails:
+                raise ValueError("its own")
+
+    running = asyncio.create_task(user.call(call, 9.0, True, "step"))
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert seen == ["cancelled"] * len(seen)
+    assert await user.call(who, 1.0, True, "close") is user.task  # nothing is left of it
+    await user.close()
+    await settle()
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_its_end_waits_for_what_a_call_does_when_it_is_cancelled() -> None:
