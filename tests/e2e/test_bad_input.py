@@ -64,6 +64,7 @@ def test_model_that_does_not_exist(capfd: pytest.CaptureFixture[str]) -> None:
     assert "--model = './no/model'" in refused(capfd, "--agent", str(ENVS / "arithmetic.py"), "--model", "./no/model")
 
 
+@pytest.mark.slow
 def test_model_without_tokenizer(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model_path(), model, ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))

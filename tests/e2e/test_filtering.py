@@ -163,6 +163,7 @@ async def test_oversampled_groups_and_the_filter_together(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_on_the_real_engine(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(ENV)
     flags = ("--dynamic-filtering", "--num-steps", "3", "--groups-per-step", "2", "--n-samples-per-prompt", "4", "--max-new-tokens", "6")

@@ -25,7 +25,8 @@ def weights(run: Run) -> bytes:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_own_functions_equal_to_the_built_in_ones_give_the_same_weights(tmp_path: Path, runtime: str) -> None:
     built_in = succeeded(train(tmp_path / "built-in", *FLAGS, *BUILT_IN, "--runtime", runtime))
     own = succeeded(train(tmp_path / "own", *FLAGS, *OWN, "--runtime", runtime))

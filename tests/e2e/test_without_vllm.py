@@ -25,6 +25,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == "vllm" els
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_without_vllm_a_run_trains_and_is_repeatable(tmp_path: Path) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "sitecustomize.py").write_text(HIDDEN)

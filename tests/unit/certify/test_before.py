@@ -97,6 +97,7 @@ def test_a_layout_that_the_run_does_not_use_is_no_reason(tmp_path: Path, monkeyp
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_another_type_is_tried_in_a_process_of_its_own_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"model_type": "olmo2", "num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 32}
     name = model(tmp_path, settings)

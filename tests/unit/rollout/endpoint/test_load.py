@@ -27,6 +27,7 @@ SLACK_S = 0.25
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_no_load_stalls_the_loop() -> None:
     expected = {"small requests, 64 at once": {200}, "streams, 64 at once": {200}, "100 MB bodies": {413}, "31 MB of blanks": {400}}
     expected |= {"20 tools nested 900 deep": {200}, "2 MB of text": {400}, "torn connections": set()}
