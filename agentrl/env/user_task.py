@@ -97,7 +97,7 @@ class UserTask:
             LateError: If it was not over at its deadline; then it was cancelled.
         """
         if self.task is None or self.task.done():
-            self.task = asyncio.create_task(self._serve(), name=self._name)
+            self.task = asyncio.create_task(self._serve(self._inbox), name=self._name)
         loop = asyncio.get_running_loop()
         job, timer = _Job(call, is_async, loop.create_future()), None
         deadline_s = loop.time() + timeout_s
@@ -141,9 +141,8 @@ class UserTask:
             self.task, self._inbox = None, _Inbox()
             _log.warning("%s ignores cancellation and is left behind", where)
 
-    async def _serve(self) -> None:
+    async def _serve(self, inbox: _Inbox) -> None:
         """Consume calls and answer them, one after another, until their end, or until cancelled between two of them."""
-        inbox = self._inbox
         self._prepare()
         while (job := await inbox.get()) is not None:
             try:

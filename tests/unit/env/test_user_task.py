@@ -65,6 +65,16 @@ async def test_it_ends_at_once_between_two_calls_and_is_not_cancelled() -> None:
     await user.close()
 
 
+async def test_a_call_that_comes_just_before_the_end_is_made() -> None:
+    user = make()
+    answered, ended = asyncio.create_task(user.call(who, 2.0, True, "step")), asyncio.create_task(user.close())
+    task = await answered
+    await ended
+    await settle()
+    assert task.done()
+    assert user.task is None
+
+
 async def test_only_a_call_that_waits_has_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     user, timers, handles = make(), list[float](), list[asyncio.TimerHandle]()
     loop = asyncio.get_running_loop()
