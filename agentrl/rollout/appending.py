@@ -25,9 +25,9 @@ def with_marks(tree: nodes.Template, loops: str) -> nodes.Template | None:
         loops: Name of the filter that is around what loops go through.
     """
     places = [place for place, node in enumerate(tree.body) if isinstance(node, nodes.For) and _of_messages(node, loops)]
-    if len(places) != 1 or next(tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)), None):
+    if not places or next(tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)), None):
         return None
-    place = places[0]
+    place = places[0]  # behind it nothing may read messages, so there is no other
     loop, before, after = tree.body[place], tree.body[:place], tree.body[place + 1 :]
     assert isinstance(loop, nodes.For)
     stored = {node.name for node in tree.find_all(nodes.Name) if node.ctx != "load"} | {node.name for node in tree.find_all(nodes.Macro)}

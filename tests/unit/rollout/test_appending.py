@@ -44,6 +44,8 @@ def test_a_template_that_writes_message_after_message_has_marks(template: str) -
         PLAIN.replace("in messages", "in messages[1:]"),
         PLAIN.replace("in messages", "in messages if m.role != 'system'"),
         "{% set last = messages[-1] %}" + PLAIN,
+        "{% set second = messages[1] %}" + PLAIN,
+        "{% set first = messages[false] %}" + PLAIN,
         PLAIN + "{{ messages[0]['role'] }}",
         "{% set ns = namespace(n=0) %}" + PLAIN.replace("{{ '<|'", "{% set ns.n = 1 %}{{ '<|'") + "{{ ns.n }}",
         PLAIN + PLAIN,

@@ -97,6 +97,14 @@ def test_what_is_settled_of_an_answer(text: str, settled: Parts) -> None:
         assert joined(fed(AnswerSplitter(PARSER, [ADD]), pieces)) == settled
 
 
+def test_what_stands_behind_a_call_is_no_text_where_the_whole_reads_otherwise_than_what_was_given() -> None:
+    text = f"So {BARE}</tool_call><|call|>\n\n</think>```{BARE}<|channel|>final"  # what stands before </think> is a thought, seen too late
+    splitter = AnswerSplitter(PARSER, [ADD])
+    deltas = fed(splitter, list(text))
+    whole, rest = splitter.end(text)
+    assert whole == joined(deltas + rest) == Parts(text="So", calls=(("add", ARGUMENTS),))
+
+
 def test_without_tools_everything_is_text_at_once() -> None:
     splitter = AnswerSplitter(PARSER, [])
     assert joined(fed(splitter, list(f"{BARE} {CALL} "))) == Parts(text=f"{BARE} {CALL} ")
