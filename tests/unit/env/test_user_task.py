@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,14 @@ async def settle() -> None:
 async def who() -> Any:
     await asyncio.sleep(0)
     return asyncio.current_task()
+
+
+async def ignore_cancellation(until: asyncio.Event) -> None:
+    while not until.is_set():
+        try:
+            await until.wait()
+        except asyncio.CancelledError:
+            continue
 
 
 async def test_calls_that_come_at_once_are_made_one_after_another() -> None:
@@ -121,8 +130,29 @@ async def test_a_caller_may_be_cancelled_at_any_moment(rounds: int, fails: bool,
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert seen == ["cancelled"] * len(seen)
+    assert seen == ["cancelled"]
     assert await user.call(who, 1.0, True, "close") is user.task  # nothing is left of it
+    await user.close()
+    await settle()
+    gc.collect()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+async def test_what_a_call_raised_is_not_complained_of_where_its_caller_was_cancelled(
+    rounds: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = make()
+
+    async def call() -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(running.cancel)  # between the end of the call and its caller
+        raise ValueError("its own")
+
+    running = asyncio.create_task(user.call(call, 9.0, True, "step"))
+    with pytest.raises(asyncio.CancelledError):
+        await running
     await user.close()
     await settle()
     gc.collect()
@@ -154,13 +184,7 @@ async def test_its_end_waits_for_what_a_call_does_when_it_is_cancelled() -> None
 async def test_it_can_be_used_again_where_its_last_call_ignores_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_task, "CANCEL_GRACE_S", 0.05)
     user, release = make(), asyncio.Event()
-
-    async def stubborn() -> None:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
+    stubborn = partial(ignore_cancellation, release)
 
     running = asyncio.create_task(user.call(stubborn, 5.0, True, "step"))
     await settle()
@@ -174,13 +198,7 @@ async def test_it_can_be_used_again_where_its_last_call_ignores_the_end(monkeypa
 async def test_a_call_that_is_left_behind_takes_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_task, "CANCEL_GRACE_S", 0.05)
     user, release = make(), asyncio.Event()
-
-    async def stubborn() -> None:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
+    stubborn = partial(ignore_cancellation, release)
 
     with pytest.raises(LateError):
         await user.call(stubborn, 0.02, True, "step")
