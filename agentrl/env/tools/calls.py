@@ -113,12 +113,13 @@ def split_calls(text: str) -> tuple[str, list[Parsed]]:
 
 
 def tagged_calls(text: str, *, ended_only: bool = False) -> tuple[list[Parsed], int]:
-    """Return the calls in tags, and the place behind them; with `ended_only` those alone of which nothing is missing yet."""
+    """Return the calls in tags, and the place behind them; with `ended_only` those alone that are whole, before the first malformed one."""
     calls, end = list[Parsed](), 0
     for found in _TAGGED.finditer(text):
-        if not ended_only or found.end() < len(text) or found[0].endswith(TAG_END):
-            calls += _tagged(found[1].strip())
-            end = found.end()
+        whole, more = found.end() < len(text) or found[0].endswith(TAG_END), _tagged(found[1].strip())
+        if ended_only and (not whole or any(isinstance(call, BadCall) for call in more)):
+            break
+        calls, end = calls + more, found.end()
     return calls, end
 
 

@@ -123,9 +123,7 @@ class JsonAnswerParser:
         if tag < 0 or is_held:
             return Settled(text=text, used=len(text))
         parsed, end = tagged_calls(rest, ended_only=True)
-        if not end or any(isinstance(call, BadCall) for call in parsed):
-            return Settled(text=text, used=len(text))
-        return Settled(text=text, calls=_good(parsed, tools), used=end)
+        return Settled(text=text, calls=_good(parsed, tools), used=end or len(text))
 
     def structure(self, schema: Json | None, tools: Sequence[Json]) -> Structure | None:
         """As `AnswerParser.structure`, with calls in tags."""

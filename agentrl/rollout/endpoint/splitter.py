@@ -69,8 +69,10 @@ class AnswerSplitter:
         return Parts(reasoning=self.reasoning, text=self.text + rest, calls=calls)
 
     def _goes_on(self, parts: Parts) -> bool:
-        """Return True if what was given out is the beginning of these parts."""
-        return parts.reasoning.startswith(self.reasoning) and parts.text.startswith(self.text) and self._calls_go_on(parts.calls)
+        """Return True if what was given out is the beginning of these parts; behind a text there is no reasoning but in channels."""
+        is_late = bool(self.text or self.calls) and self._step != self._channels and parts.reasoning != self.reasoning
+        begins = parts.reasoning.startswith(self.reasoning) and parts.text.startswith(self.text)
+        return not is_late and begins and self._calls_go_on(parts.calls)
 
     def _calls_go_on(self, calls: Sequence[tuple[str, str]]) -> bool:
         pairs = zip(self.calls, calls, strict=False)

@@ -72,6 +72,21 @@ def test_processors_that_make_other_images_in_company_are_refused(
         Processor(vision_model, config)
 
 
+def test_a_processor_may_fill_up_small_images_beside_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled(found: Any, images: Any) -> Any:  # as Pixtral's does, which needs torchvision
+        sides = [min(8, image.width // 10) for image in images]
+        for values, side in zip(found["pixel_values"], sides, strict=True):
+            values[:, side:, :], values[:, :, side:] = 0, 0
+        found["pixel_values"] = found["pixel_values"][:, :, : max(sides), : max(sides)]
+        return found
+
+    load = image_processor.load_processor
+    monkeypatch.setattr(image_processor, "load_processor", lambda model, **options: Odd(load(model, **options), filled))
+    model = str(make_family("llava", tmp_path))
+    processor = Processor(model, json.loads((tmp_path / "config.json").read_text()))
+    assert processor._tensors["pixel_values"] == (0, True)
+
+
 def test_a_processor_that_replaces_another_token_is_refused(vision_model: str) -> None:
     config = json.loads((Path(vision_model) / "config.json").read_text()) | {"image_token_id": 7}
     with pytest.raises(ConfigError, match="its processor replaces the token <image> by an image, and its configuration names"):
@@ -91,6 +106,28 @@ def test_positions_of_images_are_those_of_the_models_own_function(tmp_path: Path
     monkeypatch.setattr(image_processor, "positions_of", lambda count, placed: np.tile(np.arange(count), (3, 1)))
     with pytest.raises(ConfigError, match="other positions in a prompt than alone"):
         Processor(model, json.loads((tmp_path / "config.json").read_text()))
+
+
+def test_positions_count_from_the_first_token_wherever_the_models_own_function_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(make_family("qwen2_5_vl", tmp_path))
+    config, find = json.loads((tmp_path / "config.json").read_text()), image_processor.rope_index
+
+    def moved(config: Any) -> Any:
+        index = find(config)
+
+        def positions(**given: Any) -> Any:
+            found, deltas = index(**given)
+            return found + 5, deltas
+
+        return positions
+
+    plain = Processor(model, config)
+    monkeypatch.setattr(image_processor, "rope_index", moved)
+    image = image_processor._drawn(56, 56)
+    found = [processor.process(image, b"", "k").positions for processor in (plain, Processor(model, config))]
+    assert np.array_equal(*found)  # type: ignore[arg-type]
 
 
 def test_a_place_of_an_image_may_be_another_token_than_its_pixels(tmp_path: Path) -> None:

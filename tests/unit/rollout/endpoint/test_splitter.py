@@ -105,6 +105,22 @@ def test_what_stands_behind_a_call_is_no_text_where_the_whole_reads_otherwise_th
     assert whole == joined(deltas + rest) == Parts(text="So", calls=(("add", ARGUMENTS),))
 
 
+def test_a_thought_that_is_seen_too_late_stays_text_where_the_text_behind_it_begins_alike() -> None:
+    text = "</tool_call><tool_call></think></tool_call>"
+    for pieces in ([text], list(text)):
+        splitter = AnswerSplitter(PARSER, [ADD])
+        deltas = fed(splitter, pieces)
+        whole, rest = splitter.end(text)
+        assert whole == joined(deltas + rest) == Parts(text=text)
+
+
+def test_a_thought_behind_the_text_is_kept_where_channels_tell_them_apart() -> None:
+    text = "<|channel|>final<|message|>three<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+    splitter = AnswerSplitter(PARSER, [ADD])
+    assert joined(fed(splitter, list(text))).text == "three"
+    assert splitter.end(text)[0] == PARSER.parse(text, [ADD]) == Parts(text="three", reasoning="Hm.")
+
+
 def test_without_tools_everything_is_text_at_once() -> None:
     splitter = AnswerSplitter(PARSER, [])
     assert joined(fed(splitter, list(f"{BARE} {CALL} "))) == Parts(text=f"{BARE} {CALL} ")
