@@ -108,7 +108,7 @@ class UserTask:
                 timer = loop.call_at(deadline_s, job.expire)
             return await job.answer
         except asyncio.CancelledError:
-            _ = job.answer.cancel() or job.answer.cancelled() or job.answer.exception()  # read, so that asyncio does not complain
+            job.answer.cancel()  # also of one with an exception asyncio then does not complain
             await self._interrupt(job, where)
             raise
         except LateError:

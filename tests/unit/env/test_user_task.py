@@ -138,16 +138,11 @@ async def test_a_caller_may_be_cancelled_at_any_moment(rounds: int, fails: bool,
     assert not caplog.records
 
 
-@pytest.mark.parametrize("rounds", [0, 2])
-async def test_what_a_call_raised_is_not_complained_of_where_its_caller_was_cancelled(
-    rounds: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_a_call_raised_is_not_complained_of_where_its_caller_was_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     user = make()
 
     async def call() -> None:
-        for _ in range(rounds):
-            await asyncio.sleep(0)
-        asyncio.get_running_loop().call_soon(running.cancel)  # between the end of the call and its caller
+        running.cancel()  # before the caller has looked whether it is over
         raise ValueError("its own")
 
     running = asyncio.create_task(user.call(call, 9.0, True, "step"))
