@@ -24,9 +24,8 @@ def write_model(path: Path, *, tied: bool = True, seed: int = 0, **overrides: An
 
     torch.manual_seed(seed)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, tie_word_embeddings=tied, max_position_embeddings=128, initializer_range=0.3, **shape | overrides
-    )
+    own = {"vocab_size": VOCABULARY, "max_position_embeddings": 128, "initializer_range": 0.3}
+    config = LlamaConfig(tie_word_embeddings=tied, **shape | own | overrides)
     LlamaForCausalLM(config).save_pretrained(path)
     write_tokenizer(path)
     return str(path)

@@ -25,7 +25,7 @@ from agentrl.core.protocols import TokenListener
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE = 32
+AT_ONCE = 64
 """Requests that are sent before the round of the event loop is over, so that the core does not wait while others are made."""
 MAX_CHECKED = 64
 """Settings that are known to be right; user code may choose others for every turn."""
