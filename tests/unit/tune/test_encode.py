@@ -12,7 +12,7 @@ from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.encode import Encoder, pack, render
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
 from agentrl.tune.row_table import Row, fingerprint
-from agentrl.tune.row_text import IGNORED, RowOfTurns
+from agentrl.tune.row_text import IGNORED, SHORT, RowOfTurns, TextBatch
 from agentrl.tune.settings import (
     DpoConfig,
     PairsDataConfig,
@@ -105,6 +105,17 @@ def test_text_is_encoded_with_what_stands_before_it_since_the_last_control_token
         row.add(text, trained=text[0] != "<")
     assert noted[::2] == ["", "<|assistant|>", "<|end|>", "<|assistant|>"]
     assert noted[-1] == "<|assistant|>4<|end|>"
+
+
+def test_a_long_text_of_the_rows_before_is_not_encoded_again(codec: TextCodec):
+    batch, long = TextBatch(codec), "word " * SHORT
+    for texts, pieces in (([long, "one"], [long, "one"]), ([long, "two"], ["two"]), (["three"], ["three"]), ([long], [long])):
+        for text in texts:
+            batch.want(text)
+        wanted = batch.taken()
+        assert wanted.pieces == pieces
+        batch.put(wanted, codec.encode_pieces(pieces))
+        assert [batch.ids(text) for text in texts] == codec.encode_pieces(texts)
 
 
 def test_an_answer_to_a_prompt_and_plain_text(codec: TextCodec):
