@@ -108,7 +108,7 @@ class UserTask:
                 timer = loop.call_at(deadline_s, job.expire)
             return await job.answer
         except asyncio.CancelledError:
-            job.answer.cancel()  # also of one with an exception asyncio then does not complain
+            job.answer.cancel()  # then asyncio does not complain of an exception in it that nobody read
             await self._interrupt(job, where)
             raise
         except LateError:
