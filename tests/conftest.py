@@ -13,7 +13,7 @@ from tests.forks import end_all
 # One thread for arithmetic, as engines and learners have on a CPU: what is tested to the last bit is tested for that.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["tests.machines", "tests.leftovers", "tests.time_limit", "tests.faults.report"]
+pytest_plugins = ["tests.machines", "tests.signals", "tests.leftovers", "tests.time_limit", "tests.results", "tests.faults.report"]
 
 
 @pytest.fixture

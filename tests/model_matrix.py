@@ -1,6 +1,7 @@
 """Writes docs/models.md: what `agentrl certify` finds for every family of causal language models in the installed transformers.
 
 python -m tests.model_matrix [FAMILY ...]
+python -m tests.model_matrix --check K/N    # certify the K-th of N parts, and compare with the page
 """
 
 from __future__ import annotations
@@ -220,13 +221,43 @@ def _bold(verdict: Verdict) -> str:
     return f"**{verdict}**" if verdict is Verdict.WRONG else str(verdict)
 
 
-def main(names: Sequence[str]) -> None:
-    """Certify families one after the other, keep what was found as JSON, and write the page."""
+def every_name() -> list[str]:
+    """Return all that is certified: families, families that read images, and configurations of large models."""
+    return [*families(), *(PICTURES + name for name in READ_IMAGES), *sorted(file.name for file in LARGE.glob("*.json"))]
+
+
+def differing(found: Sequence[dict[str, Any]], text: str) -> list[str]:
+    """Return what was found and is not on the page with the text `text`, times and reasons apart."""
+    rows = {row.rpartition(" | ")[0] for row in text.splitlines()}
+    lines = []
+    for each in found:
+        if "error" in each:
+            row = f"| `{each['model']}`"
+        else:
+            name = Path(each["model"]).stem if each["model"].endswith(".json") else each["model_type"]
+            row = _row(name, Certificate.from_dict(each), "").rpartition(" | ")[0]
+        lines += [] if row in rows else [f"{row} is not in {PAGE}"]
+    return lines
+
+
+def check(part: str) -> int:
+    """Certify a part of all names, print what is not as on the page, and return the exit code."""
+    number, count = map(int, part.split("/"))
+    names = every_name()[number - 1 :: count]
+    lines = differing([certified(name) for name in names], PAGE.read_text(encoding="utf-8"))
+    sys.stdout.write("".join(f"{line}\n" for line in lines) + f"{len(names)} names, {len(lines)} differ\n")
+    return int(bool(lines))
+
+
+def main(names: Sequence[str]) -> int:
+    """Certify families one after the other, keep what was found as JSON, and write the page; or check a part of it."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import agentrl.certify.run  # noqa: F401 - once for all processes
 
+    if names[:1] == ["--check"]:
+        return check(names[1])
     kept = {} if not names or not FOUND.is_file() else {each["model"]: each for each in json.loads(FOUND.read_text(encoding="utf-8"))}
-    for name in names or [*families(), *(PICTURES + name for name in READ_IMAGES), *sorted(file.name for file in LARGE.glob("*.json"))]:
+    for name in names or every_name():
         kept[name] = certified(name)
         sys.stdout.write(f"{name}: {kept[name].get('verdict', kept[name].get('error'))}\n")
         sys.stdout.flush()
@@ -237,7 +268,8 @@ def main(names: Sequence[str]) -> None:
     missing, classes = len(set(families()) - kept.keys()), in_vllm()
     written = page([kept[key] for key in sorted(kept)], missing, lambda name: bool(classes & set(np.atleast_1d(NAMES[name]))))
     PAGE.write_text(written, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

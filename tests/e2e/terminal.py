@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import termios
 import time
@@ -28,13 +27,9 @@ class Terminal:
         termios.tcsetwinsize(slave, (40, 200))
         environment = {**os.environ, "TERM": "xterm", "PYTHONWARNINGS": "ignore", **(env or {})}
         self._slave = slave
-        before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and its children would
-        try:
-            self.process = subprocess.Popen(
-                command(*words), cwd=ROOT, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-            )
-        finally:
-            signal.signal(signal.SIGINT, before)
+        self.process = subprocess.Popen(
+            command(*words), cwd=ROOT, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        )
 
     def type(self, text: str) -> None:
         """Type text as it is; end it with a line feed for the Enter key."""
