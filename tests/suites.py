@@ -116,7 +116,7 @@ def run_all(words: Sequence[str]) -> int:
         RESULTS.parent.mkdir(exist_ok=True)
         head.write_text(commit)
     prepare(TARGETS)
-    begun, results = time.monotonic(), ("--results", str(RESULTS))
+    begun, results = time.monotonic(), (f"--results={RESULTS}",)  # in one word: pytest takes a path that is there for a folder of tests
     shared = ("-n", os.environ.get("PYTEST_WORKERS", "3"), "--dist=loadfile", "--no-loadscope-reorder")  # as `make test` has it
     codes = {
         _pytest(*shared, *results, *words),
