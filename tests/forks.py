@@ -23,10 +23,11 @@ class Forks:
 
     Args:
         module: The program; it calls `serve`.
+        arguments: The words after it.
     """
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._command = [sys.executable, "-m", module, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         _all.append(self)
 
@@ -40,12 +41,19 @@ class Forks:
 
         Returns:
             The exit code of the child, negative if a signal ended it; None if it was killed after `limit_s`.
+
+        Raises:
+            RuntimeError: If the process that forks has ended by itself.
         """
         process = self._server()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        child = int(process.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{' '.join(self._command)} ended with {process.wait()}")
+        child = int(line)
         ready, _, _ = select.select([process.stdout], [], [], limit_s)
         if not ready:
             kill_group(child)
@@ -64,8 +72,7 @@ class Forks:
 
     def _server(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            command = [sys.executable, "-m", self._module]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         return self._process
 
 
@@ -83,24 +90,37 @@ def serve(load: Callable[[], None], work: Callable[[dict[str, Any]], int], *, af
         work: Carries out an order in the child; returns the exit code.
         after: Called in this process with the process id of each child that has ended.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    channel = Channel()
     load()
-    for line in sys.stdin:
-        order = json.loads(line)
-        child = os.fork()
-        if not child:
-            answers.close()
-            os.setsid()
-            _redirect(order["input"], os.O_RDONLY, 0)
-            _redirect(order["output"], os.O_WRONLY | os.O_APPEND, 1)
-            os.dup2(1, 2)
-            sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-            sys.exit(work(order))
-        answers.write(f"{child}\n")
-        _, status = os.waitpid(child, 0)
-        after(child)
-        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+    channel.serve(work, after=after)
+
+
+class Channel:
+    """The orders on standard input and the answers on standard output, which is standard error for all else from here on."""
+
+    def __init__(self) -> None:
+        self._orders = os.fdopen(os.dup(0), encoding="utf-8")
+        self._answers = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def serve(self, work: Callable[[dict[str, Any]], int], *, after: Callable[[int], None] = lambda child: None) -> None:
+        """Fork a child for each order until there are no more; see `serve`."""
+        for line in self._orders:
+            order = json.loads(line)
+            child = os.fork()
+            if not child:
+                self._answers.close()
+                self._orders.close()
+                os.setsid()
+                _redirect(order["input"], os.O_RDONLY, 0)
+                _redirect(order["output"], os.O_WRONLY | os.O_APPEND, 1)
+                os.dup2(1, 2)
+                sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+                sys.exit(work(order))
+            self._answers.write(f"{child}\n")
+            _, status = os.waitpid(child, 0)
+            after(child)
+            self._answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
 
 
 def kill_group(leader: int) -> None:

@@ -1,0 +1,125 @@
+"""Copies of the project, in which bugs are planted and tests are run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.forks import Forks
+from tests.mutants.bugs import Mutant
+from tests.mutants.picks import ALL_LIMIT_S, Pick
+
+LEFT_OUT = (".git", ".venv*", ".*cache", ".hypothesis", "runs", "__pycache__", "build", "dist")
+LIMIT_S = 600.0
+"""Seconds for the tests of one bug; one that makes them hang is noticed too."""
+CAUGHT = 1
+"""Exit code of pytest when a test failed; any other but 0 says that the tests could not be run."""
+
+
+class BrokenTests(Exception):
+    """Tests that fail without a bug."""
+
+
+class Copy:
+    """A copy of the project with two processes: one has collected its tests, the other has the libraries loaded alone.
+
+    Args:
+        folder: The folder of the copy; files beside it have its name at the beginning of theirs.
+        files: Files in which bugs are planted.
+        tests: Files and names of the tests that are collected.
+        root: The project.
+        libraries: Modules of other projects that are loaded before those of the project.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[str], tests: Sequence[str], root: Path, libraries: Sequence[str]) -> None:
+        self._folder = Path(shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT)))
+        self.log, settings = self._beside(".log"), self._beside(".json")
+        self.log.touch()
+        wanted = {"files": files, "tests": tests, "imported": str(self._beside(".imported")), "log": str(self.log)}
+        settings.write_text(json.dumps({"copy": str(folder), **wanted}))
+        self._collected, self._fresh = Forks("tests.mutants.session", str(settings)), Forks("tests.mutants.fresh", *libraries)
+        self._alone: dict[str, bool] = {}
+        self._together: dict[tuple[str, ...], bool] = {}
+
+    def record(self, file: str) -> dict[str, Any]:
+        """Run the tests of a file without a bug, and return the result of the `Recorder`.
+
+        Raises:
+            BrokenTests: If one fails.
+        """
+        result = self._beside(".record")
+        if self._ask(self._collected, {"record": file, "result": str(result)}, LIMIT_S):
+            raise BrokenTests(file)
+        return json.loads(result.read_text())
+
+    def imported(self) -> dict[str, list[int]]:
+        """Return the lines of each file that were executed by imports, once there is a record."""
+        return json.loads(self._beside(".imported").read_text())
+
+    def catches(self, mutant: Mutant, pick: Pick) -> bool:
+        """Plant a bug and run tests: those that are picked, then those of its group unless a test that passes by itself has failed.
+
+        Raises:
+            BrokenTests: If the tests of the group do not pass together without a bug.
+        """
+        with self._planted(mutant) as text:
+            order = {"tests": mutant.tests} if pick.at_import else {"file": mutant.file, "text": text}
+            code, failed = self._pick({**order, "picked": pick.limits_s}, pick.limit_s)
+        if code is None or (failed and self._passes_alone(failed, pick.limits_s[failed])):
+            return True
+        with self._planted(mutant):
+            if self._passes(mutant.tests):
+                return False
+        if not self._passes_together(mutant.tests):
+            raise BrokenTests(" ".join(mutant.tests))
+        return True
+
+    def _pick(self, order: dict[str, Any], limit_s: float) -> tuple[int | None, str]:
+        """Return the exit code of pytest, None if it was killed, and the name of the test that failed, if one did."""
+        failed = self._beside(".failed")
+        failed.unlink(missing_ok=True)
+        forks = self._fresh if "tests" in order else self._collected
+        code = self._ask(forks, {**order, "failed": str(failed)}, limit_s)
+        return code, failed.read_text(encoding="utf-8") if code == CAUGHT and failed.exists() else ""
+
+    def _passes_alone(self, test: str, limit_s: float) -> bool:
+        if test not in self._alone:
+            self._alone[test] = self._pick({"picked": {test: limit_s}}, ALL_LIMIT_S + limit_s)[0] == 0
+        return self._alone[test]
+
+    def _passes_together(self, tests: tuple[str, ...]) -> bool:
+        if tests not in self._together:
+            self._together[tests] = self._passes(tests)
+        return self._together[tests]
+
+    def _passes(self, tests: tuple[str, ...]) -> bool:
+        self.log.write_text("")
+        code = self._ask(self._fresh, {"tests": tests}, LIMIT_S)
+        if code not in (0, CAUGHT, None):
+            output = self.log.read_text(encoding="utf-8", errors="replace")[-4000:]
+            # A bug that keeps the tests from being collected has been noticed as well.
+            if "error" in output.rpartition("\n\n")[2] or "Interrupted" in output:
+                return False
+            raise RuntimeError(f"{' '.join(tests)} ended with {code}:\n{output}")
+        return code == 0
+
+    def _ask(self, forks: Forks, order: dict[str, Any], limit_s: float) -> int | None:
+        return forks.run({"input": os.devnull, "output": str(self.log), "copy": str(self._folder), **order}, limit_s)
+
+    def _beside(self, suffix: str) -> Path:
+        return self._folder.with_suffix(suffix)
+
+    @contextlib.contextmanager
+    def _planted(self, mutant: Mutant) -> Iterator[str]:
+        path = self._folder / mutant.file
+        text = path.read_text(encoding="utf-8")
+        path.write_text(mutant.planted(text), encoding="utf-8")
+        try:
+            yield text
+        finally:
+            path.write_text(text, encoding="utf-8")
