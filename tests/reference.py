@@ -38,7 +38,11 @@ async = true
 learning_rate = 5e-4
 ```
 
-`--dry-run` looks at the environment, the data and the model, prints the resolved configuration and stops. An unknown or
+`--dry-run` looks at the environment, the data and the model, prints the plan of the run and stops. The run writes the
+same plan into its `config.json`. Under `sources` it says where each setting comes from that has not its plain default:
+`flag`, `python` or `file`, or what decided it: `model`, `optimizer`, `machine`, `run` (the one that goes on) or
+`settings` (others). What the machine decided is decided again on `--resume`, where a run may have it otherwise.
+An unknown or
 contradictory setting ends the command with exit code 2
 before anything is started. OpenRLHF's and TRL's names for the same setting are
 accepted too; their other flags, and verl's keys, are answered with one line each.

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.api.directories import results_directory
 from agentrl.api.training import check_all_prompts, uninterrupted
 from agentrl.cluster.build import load_environment
 from agentrl.cluster.runtime import make_runtime, pool_of
@@ -42,6 +41,7 @@ from agentrl.evaluation.report import (
     print_comparison,
 )
 from agentrl.inspect.directory import TRAJECTORIES
+from agentrl.resolve.directories import results_directory
 from agentrl.rollout.settings import temperature_of
 from agentrl.rollout.tasks import check_model, eval_tasks, open_tasks
 from agentrl.track.console import open_console

@@ -9,7 +9,7 @@ from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.core.disk import free_bytes, mount_point, size_text
 from agentrl.core.errors import ConfigError
-from agentrl.profile.memory import adapter_parameters, number_bytes
+from agentrl.sizing.memory import adapter_parameters, number_bytes
 from agentrl.track.tracker import RunWarning
 
 ADAM = 12

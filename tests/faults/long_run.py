@@ -20,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-from agentrl.config.commands import load_config
 from agentrl.config.mapping import to_json
 from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.manifest import FileEntry, flush_files
@@ -31,6 +30,7 @@ from agentrl.flow import flow_settings, group_filter, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.worker_slots import Supervision
+from agentrl.resolve.commands import load_config
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker

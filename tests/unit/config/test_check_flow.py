@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.commands import load_eval
 from agentrl.config.episodes import EndpointConfig, RolloutConfig, SamplingConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.mapping import to_json
 from agentrl.config.partner import PartnerConfig
 from agentrl.config.record import RecordConfig
-from agentrl.config.rules import check
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_eval
+from tests.given import checked as check
 
 RUN = RunConfig(agent="gym:CartPole-v1")
 

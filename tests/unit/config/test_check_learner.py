@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.config.learner_rules import check_learner
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 AGENT = ["--agent", "module:Name"]
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from agentrl.config import engine_args
-from agentrl.config.commands import load_config
 from agentrl.config.engine_args import check_engine_args, parse_engine_args
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 
 def test_values_are_json_or_text_and_a_name_alone_is_true() -> None:

@@ -18,7 +18,7 @@ LOOSE = FIELD.replace("made_up", "made_up_too").replace('Alias("--fictional")', 
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from agentrl.api.settings import train_settings
+from tests.given import train_settings
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError
 from tests import reference

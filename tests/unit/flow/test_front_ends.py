@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentrl.cluster.ray_runtime import RayRuntime
-from agentrl.config.commands import load_config, load_eval
 from agentrl.config.engine_rules import num_front_ends
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.flow.settings import flow_settings, with_front_ends
+from agentrl.resolve.commands import load_config, load_eval
 
 LARGE = ("--groups-per-step", "128", "--n-samples-per-prompt", "16")  # 2,048 episodes under way at once
 

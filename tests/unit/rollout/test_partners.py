@@ -11,7 +11,6 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.check.tokenizer import load_codec
 from agentrl.cluster.build import load_environment
-from agentrl.config.commands import TRAIN
 from agentrl.config.load import load
 from agentrl.config.partner import PartnerConfig, check_partners, partner_specs, past_folder, past_steps
 from agentrl.config.schema import ModelConfig, RunConfig, TrainConfig
@@ -19,6 +18,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Engine
 from agentrl.core.types import Group, GroupRequest, Status, Task
 from agentrl.env.load import load_agent
+from agentrl.resolve.commands import TRAIN
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.evaluate import EvaluateConfig, MeasureConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
-from agentrl.config.load import Command, flag_value, load
+from agentrl.config.load import Command, Loaded, flag_value, load, read_flags
 from agentrl.config.lora import holds_adapter
-from agentrl.config.model_defaults import with_defaults
+from agentrl.config.mapping import refuse_hidden
 from agentrl.config.reward import ANSWER, RewardConfig
-from agentrl.config.rules import check, check_play
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed, settings_of
 from agentrl.config.words import Word
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
+from agentrl.resolve.plan import checked_play, checked_steps
 
 START = "start"
 """Value of ``--baseline`` that stands for the model which a run began with."""
@@ -30,16 +30,9 @@ PLENTY = 1_000_000
 class TrainCommand(Command[TrainConfig]):
     """``agentrl train``."""
 
-    def complete(self, config: TrainConfig, given: Container[str]) -> TrainConfig:
-        """Fill in the defaults of the model, and where GPUs are shared the ranks that their engines leave no choice of."""
-        config = with_defaults(config, given)
-        if config.weights.colocate and "num_learners" not in given:
-            config = changed(config, num_learners=config.engine.num_engines * config.engine.gpus_per_engine)
-        return config
-
-    def finish(self, config: TrainConfig, given: Container[str], saved: Mapping[str, Any]) -> TrainConfig:
-        """Apply the rules of training."""
-        return check(config)
+    def finish(self, loaded: Loaded[TrainConfig]) -> TrainConfig:
+        """Apply the rules of training, and decide what follows from settings and model."""
+        return checked_steps(loaded).settings
 
 
 class MeasuringCommand(Command[Any]):
@@ -63,8 +56,9 @@ class MeasuringCommand(Command[Any]):
             return config
         return changed(config, run=run_dir, model=_model_of(run_dir), agent=kept_environment(config.run.agent, run_dir))
 
-    def finish(self, config: Any, given: Container[str], saved: Mapping[str, Any]) -> Any:
+    def finish(self, loaded: Loaded[Any]) -> Any:
         """Name the baseline, and apply the rules of playing and of the command."""
+        config = loaded.settings
         run, output = config.source.run, config.source.output
         if run is not None and not config.model.model:
             raise ConfigError("--run", str(run), "has no model in it", "Let the run finish, or name one with --model.")
@@ -73,8 +67,8 @@ class MeasuringCommand(Command[Any]):
         elif output is not None and (output / "eval.json").exists():
             raise ConfigError("--output", str(output), "already holds results", "Choose another directory.")
         elif config.measure.baseline == START:
-            config = changed(config, baseline=str(saved.get("model", "")) if run is not None else "")
-        return check_play(config)
+            config = changed(config, baseline=str(loaded.saved.get("model", "")) if run is not None else "")
+        return checked_play(config)
 
 
 def run_settings(run: str | Path | None) -> Path | None:
@@ -121,26 +115,28 @@ def _check_selection(config: SampleConfig) -> None:
 class PlayCommand(Command[PlayConfig]):
     """``agentrl play``."""
 
-    def finish(self, config: PlayConfig, given: Container[str], saved: Mapping[str, Any]) -> PlayConfig:
+    def finish(self, loaded: Loaded[PlayConfig]) -> PlayConfig:
         """Apply the rules of playing, and lift the limits that were not given where a person plays."""
+        config = loaded.settings
         if watched := config.model.model:
-            return changed(check_play(changed(config, model="" if watched == TINY else watched)), model=watched)
+            return changed(checked_play(changed(config, model="" if watched == TINY else watched)), model=watched)
         if config.play.logprobs:
             raise ConfigError("--logprobs", True, "a person has none", "Watch a model with --model DIR, or --model tiny.")
         limits = {"max_new_tokens": PLENTY, "max_model_len": PLENTY, "episode_timeout_s": float(PLENTY)}
-        checked = check_play(changed(config, model=config.play.tokenizer))
-        return changed(checked, model="", **{name: value for name, value in limits.items() if name not in given})
+        checked = checked_play(changed(config, model=config.play.tokenizer))
+        return changed(checked, model="", **{name: value for name, value in limits.items() if name not in loaded.sources})
 
 
 class ServeCommand(Command[ServeConfig]):
     """``agentrl serve``."""
 
-    def finish(self, config: ServeConfig, given: Container[str], saved: Mapping[str, Any]) -> ServeConfig:
+    def finish(self, loaded: Loaded[ServeConfig]) -> ServeConfig:
         """Apply the rules of playing."""
+        config = loaded.settings
         if not config.model.model:
             raise ConfigError("--model", "", "is required", "Name a directory or a hub name, or tiny, the model that ships with agentrl.")
         name = "" if config.model.model == TINY else config.model.model
-        return check_play(changed(config, agent="the program that asks", model=name))
+        return checked_play(changed(config, agent="the program that asks", model=name))
 
 
 DRY_RUN = ("--config", "--dry-run")
@@ -193,6 +189,17 @@ SERVE = ServeCommand(
     main=("model", "endpoint_port", "engine", "seed", "tool_parser", "reasoning_parser", "temperature", "max_new_tokens", "max_model_len"),
     words=(Word(setting="model", label="MODEL", doc="The model, the same as --model MODEL; tiny is the bundled one."),),
 )
+
+
+def read_train(args: Sequence[str]) -> Loaded[TrainConfig]:
+    """Read the command-line words after ``train``, for `agentrl.resolve.plan.RunPlan.of`.
+
+    Raises:
+        ConfigError: If a flag is unknown or a value is out of range.
+    """
+    loaded = read_flags(TRAIN, args)
+    refuse_hidden(loaded.settings)
+    return loaded
 
 
 def load_config(args: Sequence[str]) -> TrainConfig:

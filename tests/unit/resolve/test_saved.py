@@ -8,18 +8,22 @@ from typing import Any
 
 import pytest
 
-from agentrl.api.resume import choose_engine, resume_point, resumed_run_dir, rewind_records, with_saved_settings
+from agentrl.api.rewinding import rewind_records
 from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.recording import RecordBudget
+from agentrl.env.load import load_agent
 from agentrl.flow.checkpoint import Progress, latest_checkpoint
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.uploads import send_copy
+from agentrl.resolve.saved import chosen_engine, resume_point, resumed_run_dir, with_saved_settings
 from tests.run_files import MadeRun
 from tests.unit.flow.fakes import ScriptedLearner
+
+AGENT = load_agent("envs/arithmetic.py")
 
 pytestmark = pytest.mark.anyio
 
@@ -89,20 +93,17 @@ async def test_the_command_that_began_a_run_resumes_it_with_its_engine(tmp_path:
     (run_dir / "config.json").write_text(to_json(config_of(run_dir)))
     again = config_of(run_dir, resume="auto")
     assert again.engine.engine == "auto"
-    settled, why = choose_engine(again)
-    assert (settled.engine.engine, why) == (recorded, "")
-    assert resume_point(settled).progress.step == 2
+    assert chosen_engine(again, AGENT) == (recorded, "")
+    assert resume_point(changed(again, engine=recorded)).progress.step == 2
     await send_copy(run_dir / "checkpoints" / "step-00000002", str(address), ScriptedLearner(), keep=9)
     elsewhere = config_of(tmp_path / "other", resume="auto", checkpoint_upload=f"file://{address}")
-    assert choose_engine(elsewhere)[0].engine.engine == recorded
+    assert chosen_engine(elsewhere, AGENT) == (recorded, "")
 
 
 def test_a_run_that_may_go_on_but_has_not_begun_chooses_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.api.resume.settle_engine", lambda config: (changed(config, engine="transformers"), "why"))
-    agent = "envs/arithmetic.py"
-    settled, why = choose_engine(config_of(tmp_path, resume="auto", agent=agent))
-    assert (settled.engine.engine, why) == ("transformers", "why")
-    assert choose_engine(config_of(tmp_path, resume="", agent=agent))[1] == "why"
+    monkeypatch.setattr("agentrl.resolve.saved.settled_engine", lambda config: ("transformers", "why"))
+    for resume in ("auto", ""):
+        assert chosen_engine(config_of(tmp_path, resume=resume), AGENT) == ("transformers", "why")
 
 
 async def test_the_layout_of_learner_and_engines_may_change(tmp_path: Path) -> None:

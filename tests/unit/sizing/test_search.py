@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import main
-from agentrl.config.commands import TRAIN, load_config
 from agentrl.config.load import read_flags
 from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import CACHE
-from agentrl.profile import search
-from agentrl.profile.memory import GIB, adapter_parameters, engine_plan
-from agentrl.profile.plan import Hardware, Plan, Workload, divide, make_plan, step_seconds
-from agentrl.profile.rates import Rates, keep_rates
-from agentrl.profile.search import ADAPTED, KEPT, SHARED, Remedy, memory_remedy, more_gpus, remedies
-from agentrl.profile.speed import CARDS, Range, card_named, decode_rate, learner_rate, pass_flops, step_flops
+from agentrl.resolve.commands import TRAIN, load_config
+from agentrl.resolve.plan import with_defaults
+from agentrl.sizing import search
+from agentrl.sizing.memory import GIB, adapter_parameters, engine_plan
+from agentrl.sizing.plan import Hardware, Plan, Workload, divide, make_plan, step_seconds
+from agentrl.sizing.rates import Rates, keep_rates
+from agentrl.sizing.search import ADAPTED, KEPT, SHARED, Remedy, memory_remedy, more_gpus, remedies
+from agentrl.sizing.speed import CARDS, Range, card_named, decode_rate, learner_rate, pass_flops, step_flops
 
 MODELS = Path(__file__).parents[3] / "docs" / "models"
 SEVEN, LARGE = (find_shape(str(MODELS / f"qwen2.5-{size}.json")) for size in ("7b", "72b"))
@@ -112,7 +113,7 @@ def test_ranks_follow_from_engines_that_share_their_gpus() -> None:
     assert load_config(flags).learner.num_learners == 6
     with pytest.raises(ConfigError, match="--num-learners 4"):
         load_config([*flags, "--num-learners", "4"])
-    assert read_flags(TRAIN, ["--num-engines", "3"])[0].learner.num_learners == 1
+    assert with_defaults(read_flags(TRAIN, ["--num-engines", "3"])).settings.learner.num_learners == 1
 
 
 def test_speeds_of_data_sheets_give_ranges_and_measured_ones_count_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

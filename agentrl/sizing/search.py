@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from agentrl.config.engine_rules import num_front_ends
 from agentrl.config.sections import changed, flag
 from agentrl.config.teacher import learner_teacher
-from agentrl.profile.plan import Plan, Workload, divide, make_plan, step_seconds
-from agentrl.profile.speed import CARDS
+from agentrl.sizing.plan import Plan, Workload, divide, make_plan, step_seconds
+from agentrl.sizing.speed import CARDS
 
 Values: TypeAlias = Mapping[str, Any]
 

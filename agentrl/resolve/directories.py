@@ -1,14 +1,12 @@
-"""Directories of runs, evaluations and data sets: named, made, and held against other processes."""
+"""Directories of runs, evaluations and data sets: named, and compared with what is there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
-from agentrl.api.resume import AUTO, resumed_run_dir
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
@@ -16,6 +14,7 @@ from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_path, shown_path
 from agentrl.env.given import PREFIX
+from agentrl.resolve.saved import resumed_run_dir
 from agentrl.track.jsonl import read_lines
 
 
@@ -40,7 +39,7 @@ def results_directory(config: EvaluateConfig | SampleConfig, command: str) -> Ab
     return held_new_directory(default_directory(f"{command}-{agent_name(config)}"), "--output")
 
 
-def _check_free(path: Path) -> None:
+def check_free(path: Path) -> None:
     """Refuse a directory that cannot be made or holds another run; one that never made a step may be tried again.
 
     Raises:
@@ -63,29 +62,8 @@ def with_directory(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: If the directory is taken, or there is no run to resume.
     """
-    return changed(config, run_dir=_free_or_resumed(config)[0])
-
-
-def _free_or_resumed(config: TrainConfig) -> tuple[Path, bool]:
-    """The directory of a run, and whether it is that of one to resume."""
     resumed = resumed_run_dir(config)
     path = absolute_path(resumed or config.training.run_dir or default_directory(agent_name(config)))
     if resumed is None:
-        _check_free(path)
-    return path, resumed is not None
-
-
-@contextmanager
-def in_directory(config: TrainConfig) -> Iterator[TrainConfig]:
-    """Make the run's directory and keep others from writing to it; yields the configuration that names it.
-
-    Raises:
-        ConfigError: If the directory is taken, another process writes to it, or there is no run to resume.
-    """
-    path, resumed = _free_or_resumed(config)
-    named = resumed or config.training.run_dir is not None
-    flag = "--resume" if config.training.resume not in ("", AUTO) else "--run-dir"
-    with held_directory(path, flag) if named else held_new_directory(path) as path:
-        if not resumed:
-            _check_free(path)  # another run may have ended there since
-        yield changed(config, run_dir=path)
+        check_free(path)
+    return changed(config, run_dir=path)

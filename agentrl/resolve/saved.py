@@ -1,4 +1,4 @@
-"""``--resume``: which checkpoint to continue from, with which settings, and what is taken back from the records."""
+"""``--resume``: the checkpoint that a run goes on from, and the settings that it had."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster.build import load_environment
 from agentrl.config.load import flag_value
 from agentrl.config.mapping import differences, flattened
-from agentrl.config.model_defaults import settle_engine
+from agentrl.config.model_defaults import installed_engine, settled_engine
 from agentrl.config.plugins import check_files_unchanged
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed
 from agentrl.core.errors import CheckpointError, ConfigError
-from agentrl.core.files import complete_file
-from agentrl.core.paths import shown_path
 from agentrl.core.protocols import Learner
 from agentrl.core.remote import absolute, check_address, check_reachable, get_files, is_address
-from agentrl.flow.checkpoint import CONFIG, FOLDER, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
+from agentrl.env.load import AgentSpec
+from agentrl.flow.checkpoint import CONFIG, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
 from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of
-from agentrl.track.index import index_path, parsed
-from agentrl.track.jsonl import read_lines
-from agentrl.track.sinks import EVAL_TRAJECTORIES
 
 AUTO = "auto"
 
@@ -141,21 +135,19 @@ def resume_point(config: TrainConfig) -> ResumePoint:
     return point
 
 
-def choose_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
-    """Return the settings with the engine that ``--engine auto`` stands for, and a line about it where that is not the usual one.
+def chosen_engine(config: TrainConfig, agent: AgentSpec) -> tuple[str, str]:
+    """Return the engine that ``--engine auto`` stands for, and a line about it where that is not the usual one.
 
     A run that goes on keeps the engine that it began with, so the command that began it also resumes it. An agent that calls the model
     itself keeps vLLM: it may ask for structured outputs at any time, which no other engine has.
 
     Raises:
-        ConfigError: As `resume_point`, but for changed settings; or if the environment cannot be loaded.
+        ConfigError: As `resume_point`, but for changed settings.
         CheckpointError: If the checkpoint cannot be read.
     """
-    if config.engine.engine != AUTO:
-        return config, ""
     if config.training.resume and (saved := _newest(config)[1]):
-        return changed(config, engine=flattened(saved).get("engine", AUTO)), ""
-    return (config, "") if load_environment(config).kind.calls_model else settle_engine(config)
+        return flattened(saved).get("engine", AUTO), ""
+    return (installed_engine(), "") if agent.kind.calls_model else settled_engine(config)
 
 
 def _newest(config: TrainConfig) -> tuple[ResumePoint, Mapping[str, Any]]:
@@ -189,17 +181,6 @@ def _newest_copy(config: TrainConfig) -> CheckpointCopy | None:
     return max((copy for copy in found if copy is not None), key=lambda copy: copy.step, default=None)
 
 
-def saved_so_far(run_dir: Path | None) -> str:
-    """Return what a run that is ended at once leaves behind, for a message; checkpoints are there only when they are complete."""
-    if run_dir is None or not run_dir.is_dir():
-        return "nothing was saved"
-    saved = sorted((run_dir / FOLDER).glob("step-*"))
-    if saved:
-        step = int(saved[-1].name.removeprefix("step-"))
-        return f"the checkpoint of step {step} is saved, continue with: agentrl train --resume {shown_path(run_dir)}"
-    return f"no checkpoint is saved (--save-every N writes one every N steps); metrics and episodes so far are in {shown_path(run_dir)}"
-
-
 def _ended(run_dir: Path) -> dict[str, Any]:
     """Return the summary of a run that has ended; empty if there is none."""
     try:
@@ -223,36 +204,3 @@ def _check_unchanged(saved: Mapping[str, Any], config: TrainConfig) -> None:
     if others := differences(saved, config, fixed):
         problem = "cannot go on, because it would be another run with " + ", ".join(others)
         raise ConfigError("--resume", config.training.resume, problem, "Leave these as they were, or start a new run.")
-
-
-def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
-    """Take back what was recorded after the checkpoint, since it will happen again, and return the metrics of the steps that stay."""
-    repeated = {group_id for group_id, *_ in progress.open_groups}
-
-    def is_closed(group_id: int | None) -> bool:  # a record too large to be kept has no id
-        return group_id is None or (group_id < progress.next_group_id and group_id not in repeated)
-
-    for name in ("trajectories.jsonl", "requests.jsonl", "groups.jsonl"):
-        _filter_lines(run_dir / name, lambda row: is_closed(row.get("group_id")))
-    index_path(run_dir / "trajectories.jsonl").unlink(missing_ok=True)
-
-    def stays(row: dict[str, Any]) -> bool:  # without a checkpoint, what was measured before the first step is measured again too
-        return bool(progress.step) and row["step"] <= progress.step
-
-    _filter_lines(run_dir / EVAL_TRAJECTORIES, lambda row: stays({"step": row.get("version", 0)}))
-    index_path(run_dir / EVAL_TRAJECTORIES).unlink(missing_ok=True)
-    for name in ("evaluations.jsonl", "steps.jsonl", "annotations.jsonl", "metrics.jsonl"):
-        _filter_lines(run_dir / name, stays)
-    return read_lines(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
-
-
-def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep some lines of a file, one in memory at a time; a last line that was cut off by a crash is left out."""
-    if not path.exists():
-        return
-    with complete_file(path) as partial, path.open("rb") as lines, partial.open("wb") as kept:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                line = line + b"\n" if parsed(line) is not None else b""
-            if line.strip() and keep(json.loads(line)):
-                kept.write(line)

@@ -13,9 +13,9 @@ from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
 from agentrl.core.operating_system import container_limit
 from agentrl.core.process import cuda_torch, num_gpus
-from agentrl.profile.memory import GIB
-from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, make_plan
-from agentrl.profile.search import memory_remedy, remedies
+from agentrl.sizing.memory import GIB
+from agentrl.sizing.plan import SPARE, Hardware, Plan, Workload, make_plan
+from agentrl.sizing.search import memory_remedy, remedies
 from agentrl.track.tracker import RunWarning
 
 CERTAIN = 1.15

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.api.settings import train_settings
 from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.commands import TRAIN, load_config
 from agentrl.config.load import read_flags
 from agentrl.config.mapping import from_mapping
 from agentrl.config.model_defaults import defaults_of, described, rate_warning
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.resolve.commands import TRAIN, load_config
+from agentrl.resolve.plan import with_defaults
+from tests.given import train_settings
 
 ROOT = Path(__file__).parents[3]
 SEVEN = str(ROOT / "docs" / "models" / "qwen2.5-7b.json")
@@ -22,7 +23,7 @@ HUGE = str(ROOT / "docs" / "models" / "qwen2.5-72b.json")
 
 
 def read(*words: str) -> TrainConfig:
-    return read_flags(TRAIN, ["--agent", "envs/calculator.py", *words])[0]
+    return with_defaults(read_flags(TRAIN, ["--agent", "envs/calculator.py", *words])).settings
 
 
 def test_the_bundled_model_keeps_the_plain_defaults() -> None:

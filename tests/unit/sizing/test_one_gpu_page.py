@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.api import memory
-from agentrl.config.commands import TRAIN
 from agentrl.config.load import read_flags
 from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.profile.memory import GIB
-from agentrl.profile.plan import Hardware, Plan, Workload, divide, make_plan
-from agentrl.profile.search import memory_remedy
+from agentrl.resolve import memory
+from agentrl.resolve.commands import TRAIN
+from agentrl.resolve.plan import with_defaults
+from agentrl.sizing.memory import GIB
+from agentrl.sizing.plan import Hardware, Plan, Workload, divide, make_plan
+from agentrl.sizing.search import memory_remedy
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "one_gpu.md").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ SAVINGS = re.compile(r"--(?:zero-stage|micro-batch-tokens|weight-bucket-mib) \d+
 def planned(gib: str, model: str, flags: str) -> Plan:
     path = str(ROOT / "docs" / "models" / f"{model}.json")
     shape, hardware = find_shape(path), Hardware(gpus=1, gpu_bytes=float(gib) * GIB)
-    config = divide(read_flags(TRAIN, ["--model", path, *flags.split()])[0], shape, hardware)
+    config = divide(with_defaults(read_flags(TRAIN, ["--model", path, *flags.split()])).settings, shape, hardware)
     return make_plan(config, shape, hardware, Workload())
 
 

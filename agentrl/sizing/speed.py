@@ -10,8 +10,8 @@ from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.teacher import learner_teacher
 from agentrl.core.errors import ConfigError
-from agentrl.profile.memory import GIB, EnginePlan, adapter_parameters, number_bytes, offloaded_bytes, served_bytes
-from agentrl.profile.rates import read_rates
+from agentrl.sizing.memory import GIB, EnginePlan, adapter_parameters, number_bytes, offloaded_bytes, served_bytes
+from agentrl.sizing.rates import read_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
