@@ -1,4 +1,4 @@
-"""What a user said, this machine and the model become the plan of a training run: one function, read from top to bottom.
+"""The plan of a training run, decided from what a user said, this machine and the model: one function, read from top to bottom.
 
 Nothing after it rewrites or completes a setting. ``--dry-run`` prints the plan, the run writes it into ``config.json``, and
 `agentrl.settings` returns its settings.
@@ -38,7 +38,7 @@ P = TypeVar("P", bound=PlaySettings)
 
 
 class Host:
-    """This machine; each question is asked once, and only if a plan depends on the answer."""
+    """The machine of a plan; each question is asked once, and only if a plan depends on the answer."""
 
     @cached_property
     def cores(self) -> int:
