@@ -15,7 +15,8 @@ from typing import Any
 from agentrl.config.algorithm import KINDS, AlgorithmKind
 from agentrl.config.help import default_text, values
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, bare, flag, sections_of, settings_of
+from agentrl.config.sections import Setting, bare, sections_of, settings_of
+from agentrl.core.settings import flag
 from agentrl.tune.methods import METHODS
 from agentrl.tune.settings import TuneConfig
 from tests import generated_pages

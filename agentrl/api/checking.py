@@ -20,10 +20,10 @@ from agentrl.check.report import policy_rows, summary_text
 from agentrl.check.supervise import GIVEN, check, command
 from agentrl.check.tokenizer import FileTokenizer
 from agentrl.config.algorithm import has_ratios
-from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.model_shape import CPU_CONTEXT
 from agentrl.core.process import refuse_import
 from agentrl.core.types import Task
 from agentrl.env.given import PREFIX

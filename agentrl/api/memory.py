@@ -7,12 +7,12 @@ import os
 import subprocess
 from typing import Literal
 
-from agentrl.config.model_shape import read_shape
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import read_shape
 from agentrl.core.operating_system import container_limit
 from agentrl.core.process import cuda_torch, num_gpus
+from agentrl.core.settings import flag
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, make_plan
 from agentrl.profile.search import memory_remedy, remedies

@@ -10,7 +10,8 @@ from agentrl.api.training import PROMPTS_CHECKED, check_all_prompts
 from agentrl.cluster.build import load_environment
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.evaluation.evaluations import run_eval_tasks
 from agentrl.rollout.tasks import check_model, missing_labels, open_tasks
 from agentrl.track.text import counted

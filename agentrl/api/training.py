@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.algo.teacher_specs import teacher_specs
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, savings, with_shares
@@ -25,7 +26,6 @@ from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
-from agentrl.config.teacher import teacher_specs
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError

@@ -14,10 +14,10 @@ from agentrl.certify.results import Comparison, Verdict
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
-from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.errors import ConfigError
 from agentrl.core.images import PlacedImage
 from agentrl.core.language_models import language_model
+from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import MODULES
 from agentrl.learner.batch import Batch

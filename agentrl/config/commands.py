@@ -9,13 +9,13 @@ from typing import Any
 
 from agentrl.config.evaluate import EvaluateConfig, MeasureConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
 from agentrl.config.load import Command, flag_value, load
-from agentrl.config.lora import holds_adapter
 from agentrl.config.model_defaults import with_defaults
 from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.rules import check, check_play
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed, settings_of
 from agentrl.config.words import Word
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
 

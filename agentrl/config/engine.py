@@ -6,8 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from agentrl.config.engine_args import workers_per_engine
 from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile
+from agentrl.engine.engine_args import parse_engine_args, workers_per_engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,11 @@ class EngineConfig:
     def gpus_per_engine(self) -> int:
         """Workers, and so GPUs, of an engine: tensor parallel times pipeline parallel."""
         return workers_per_engine(self.tensor_parallel_size, self.engine_args)
+
+    @property
+    def quantizes(self) -> bool:
+        """True if an argument of vLLM's has its weights quantised, which are then other numbers than the learner's."""
+        return "quantization" in parse_engine_args(self.engine_args)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agentrl.config.engine_args import check_engine_args
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
@@ -13,6 +12,7 @@ from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, suggest
 from agentrl.core.process import num_gpus
+from agentrl.engine.engine_args import check_engine_args
 
 
 def num_front_ends(config: PlaySettings) -> int:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from agentrl.config.optimizers import BETAS, OPTIMIZERS, OptimizerName
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
+from agentrl.learner.optimizer_table import BETAS, OPTIMIZERS, OptimizerName
 
 
 @dataclass(frozen=True, kw_only=True)

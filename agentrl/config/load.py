@@ -33,9 +33,10 @@ from agentrl.config.mapping import (
     suggest,
 )
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, flag, sections_of, settings_of
+from agentrl.config.sections import Setting, sections_of, settings_of
 from agentrl.config.words import ENVIRONMENT, Word, choices, flags_of, parse
 from agentrl.core.errors import ConfigError, UnknownFlagError
+from agentrl.core.settings import flag
 
 C = TypeVar("C")
 

@@ -16,21 +16,22 @@ from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, num_front_e
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.flow_rules import FLOW_RULES
 from agentrl.config.learner_rules import check_learner, check_lora
-from agentrl.config.lora import holds_adapter
-from agentrl.config.partner import partner_specs
 from agentrl.config.places import with_absolute_paths
 from agentrl.config.plugins import resolve_plugins
 from agentrl.config.record import RecordConfig
-from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
+from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core import sandboxes
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.operating_system import require_linux
 from agentrl.core.paths import absolute_names
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
+from agentrl.engine.reward_model_facts import reward_model_facts
+from agentrl.rollout.partner_specs import partner_specs
 
 P = TypeVar("P", bound=PlaySettings)
 

@@ -17,7 +17,6 @@ from agentrl.algo.facts import facts_of
 from agentrl.algo.options import option_names
 from agentrl.assets import located_model
 from agentrl.config.algorithm import KINDS, AlgoConfig, AlgoSettings, chosen_functions
-from agentrl.config.data_rules import listed
 from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.episodes import EndpointConfig, IsolationConfig, RolloutConfig, SamplingConfig
 from agentrl.config.flow import FlowConfig
@@ -41,6 +40,7 @@ from agentrl.core.settings import (
     Positive,
     ResumeMayChange,
     TemperatureOrZero,
+    listed,
 )
 
 

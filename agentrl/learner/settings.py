@@ -8,7 +8,6 @@ from typing import Literal
 
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.engine import WeightsConfig
-from agentrl.config.engine_args import parse_engine_args
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import TrainConfig
@@ -87,8 +86,7 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
 
 def _verify_every(config: TrainConfig) -> int:
     """Return the setting, or 0 where engines do not hold the learner's weights: an adapter beside them, or other numbers for them."""
-    quantised = "quantization" in parse_engine_args(config.engine.engine_args)
-    return 0 if config.weights.publish == "adapter" or quantised else config.weights.verify_weights_every
+    return 0 if config.weights.publish == "adapter" or config.engine.quantizes else config.weights.verify_weights_every
 
 
 def _engine(config: TrainConfig, device: Literal["cpu", "cuda"]) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.engine_args import parse_engine_args
-from agentrl.config.model_shape import ModelShape, read_shape
-from agentrl.config.optimizers import OPTIMIZERS
+from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.schema import TrainConfig
-from agentrl.config.teacher import learner_teacher
+from agentrl.core.model_shape import ModelShape, read_shape
+from agentrl.engine.engine_args import parse_engine_args
+from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.learner.settings import BUCKET_ELEMENTS, chunk_rows
 
 GIB = 2**30

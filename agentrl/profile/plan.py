@@ -6,9 +6,9 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.engine_rules import num_engines
-from agentrl.config.model_shape import ModelShape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.model_shape import ModelShape
 from agentrl.core.settings import Count, NonNegative
 from agentrl.profile.memory import (
     CONTEXT,

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.engine_rules import num_front_ends
-from agentrl.config.sections import changed, flag
-from agentrl.config.teacher import learner_teacher
+from agentrl.config.sections import changed
+from agentrl.core.settings import flag
 from agentrl.profile.plan import Plan, Workload, divide, make_plan, step_seconds
 from agentrl.profile.speed import CARDS
 

@@ -9,21 +9,21 @@ from statistics import median
 from typing import Any, Literal
 
 from agentrl.algo.estimators import estimator_facts
+from agentrl.algo.teacher_specs import TeachingSettings, served_teachers
 from agentrl.config.algorithm import bootstraps, has_ratios
 from agentrl.config.engine_rules import num_front_ends
 from agentrl.config.episodes import IsolationConfig, SamplingConfig
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.flow import FlowConfig
-from agentrl.config.partner import partner_specs
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, sections_of
-from agentrl.config.teacher import TeachingSettings, served_teachers
 from agentrl.core.types import EvalSampling, GroupRequest, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.results import bad_result
 from agentrl.env.sandbox.spec import SandboxChoice
 from agentrl.rollout.group_rewards import GroupRewardSettings
+from agentrl.rollout.partner_specs import partner_specs
 
 TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "

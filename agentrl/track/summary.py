@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config.episodes import RolloutConfig
-from agentrl.config.lora import holds_adapter
 from agentrl.config.schema import DataConfig
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError

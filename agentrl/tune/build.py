@@ -13,9 +13,9 @@ from transformers import TrainingArguments
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import ALL_LINEAR
-from agentrl.config.model_shape import trained_positions
 from agentrl.core.errors import ConfigError
 from agentrl.core.language_models import CLASSES, language_model
+from agentrl.core.model_shape import trained_positions
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.lora import outside_text
 from agentrl.learner.merge import LABELS

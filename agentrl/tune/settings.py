@@ -13,10 +13,10 @@ from annotated_types import Ge, Le, Lt
 
 from agentrl.config.images import ImageConfig
 from agentrl.config.lora import LoraConfig
-from agentrl.config.optimizers import BETAS, OptimizerName
 from agentrl.config.record import TrackConfig
 from agentrl.config.schema import ModelConfig
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
+from agentrl.learner.optimizer_table import BETAS, OptimizerName
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ import pytest
 
 from agentrl.api.memory import memory_sign
 from agentrl.cli.main import main
-from agentrl.config.model_shape import ModelShape, find_shape, shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import ModelShape, find_shape, shape_of
 from agentrl.profile.memory import GIB, engine_plan, host_bytes, learner_parts, micro_batch_parts
 from agentrl.profile.plan import Hardware, Plan, Workload, divide, make_plan
 from agentrl.profile.search import remedies

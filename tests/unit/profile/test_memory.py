@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.model_shape import find_shape, read_shape, shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import find_shape, read_shape, shape_of
 from agentrl.profile import memory
 from agentrl.profile.memory import adapter_parameters, learner_parts, micro_batch_parts, offloaded_bytes
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model

@@ -10,9 +10,9 @@ import pytest
 from agentrl.api import memory
 from agentrl.config.commands import TRAIN
 from agentrl.config.load import read_flags
-from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.model_shape import find_shape
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import Hardware, Plan, Workload, divide, make_plan
 from agentrl.profile.search import memory_remedy

@@ -10,10 +10,10 @@ import pytest
 
 from agentrl.api.memory import gpu_bytes, memory_sign
 from agentrl.cli.main import main
-from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import find_shape
 from agentrl.profile.memory import GIB, host_bytes, offloaded_bytes
 from agentrl.profile.plan import Hardware, Workload, divide, machine_bytes, make_plan, step_seconds
 from agentrl.profile.plan_text import plan_lines

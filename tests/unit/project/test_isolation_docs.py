@@ -7,7 +7,8 @@ import pytest
 
 from agentrl.config.episodes import IsolationConfig
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits

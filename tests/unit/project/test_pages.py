@@ -16,7 +16,8 @@ from agentrl.config.algorithm import built_in_options
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.tune.methods import METHODS
 
 ROOT = Path(__file__).parents[3]
