@@ -105,7 +105,7 @@ def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
 def _weights_are_too_large(plan: Plan) -> bool:
     """Return True if an engine's weights alone are more than its share of a GPU; what else it needs is partly assumed."""
     gpu = plan.hardware.gpu_bytes
-    return plan.engine.weights > gpu * plan.sized.weights.memory_share(plan.sized.engine, gpu)
+    return plan.engine.weights > gpu * plan.sized.engine.memory_share(plan.sized.weights, gpu)
 
 
 def _remedy(plan: Plan, work: Workload) -> str:

@@ -42,12 +42,12 @@ from agentrl.env.load import AgentSpec, keep_environment
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.apart import evaluations_apart
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
-from agentrl.flow import RunResult, flow_settings, group_filter
-from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
+from agentrl.flow.driver import RunResult
+from agentrl.flow.driver import train as run_loops
 from agentrl.flow.past_weights import PastWeights
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.settings import with_front_ends
+from agentrl.flow.settings import flow_settings, group_filter, with_front_ends
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads

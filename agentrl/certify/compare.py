@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.algo.plan import AlgoConfig
 from agentrl.certify.results import Comparison, Verdict
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.images import PlacedImage
 from agentrl.core.language_models import language_model
@@ -26,6 +24,7 @@ from agentrl.learner.kernels import MODEL_FAULTS, fit_kernel
 from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 from agentrl.learner.models import PolicyModel, check_output, load_model
+from agentrl.learner.plan import LearnerConfig, LoraConfig
 from agentrl.learner.probes import PROBE_WIDTH
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles, share_prefixes

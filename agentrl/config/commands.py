@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.evaluate import EvaluateConfig, MeasureConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
+from agentrl.config.evaluate import EvaluateConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
 from agentrl.config.load import Command, flag_value, load
 from agentrl.config.model_defaults import with_defaults
-from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.rules import check, check_play
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed, settings_of
@@ -18,6 +17,9 @@ from agentrl.config.words import Word
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
+from agentrl.env.plan import ANSWER
+from agentrl.evaluation.plan import MeasureConfig
+from agentrl.rollout.plan import RewardConfig
 
 START = "start"
 """Value of ``--baseline`` that stands for the model which a run began with."""

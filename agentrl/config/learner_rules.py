@@ -6,12 +6,12 @@ import importlib.util
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.teacher_specs import learner_teacher
-from agentrl.config.lora import ALL_LINEAR, LoraConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.engine.engine_args import NATIVE_RANKS
 from agentrl.learner.optimizer_table import BETAS, OPTIMIZERS, OptimizerSettings
+from agentrl.learner.plan import ALL_LINEAR, LoraConfig
 
 
 def check_learner(config: TrainConfig) -> None:

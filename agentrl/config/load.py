@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from agentrl.config.algorithm import KINDS
+from agentrl.algo.plan import KINDS
 from agentrl.config.help import help_text
 from agentrl.config.mapping import (
     REMOVED,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.config.algorithm import built_in_options, foreign_option, is_default
+from agentrl.algo.plan import built_in_options, foreign_option, is_default
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError

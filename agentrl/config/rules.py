@@ -12,14 +12,12 @@ from typing import TypeVar
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
-from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, num_front_ends, share_only_gpu
+from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, share_only_gpu
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.flow_rules import FLOW_RULES
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.places import with_absolute_paths
 from agentrl.config.plugins import resolve_plugins
-from agentrl.config.record import RecordConfig
-from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core import sandboxes
@@ -31,7 +29,10 @@ from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
 from agentrl.engine.reward_model_facts import reward_model_facts
+from agentrl.env.plan import ANSWER
 from agentrl.rollout.partner_specs import partner_specs
+from agentrl.rollout.plan import RewardConfig
+from agentrl.track.plan import RecordConfig
 
 P = TypeVar("P", bound=PlaySettings)
 
@@ -223,7 +224,7 @@ def check_play(config: P) -> P:
 def _explicit(config: P) -> P:
     runtime = config.run.runtime
     if runtime == "auto":
-        several = config.engine.num_engines > 1 or num_front_ends(config) > 1
+        several = config.engine.num_engines > 1 or config.rollout.num_front_ends > 1
         runtime = "ray" if isinstance(config, TrainConfig) or several or config.run.ray_address else "local"
     engine = resolve_plugin("--engine", config.engine.engine) if is_plugin(config.engine.engine) else config.engine.engine
     return with_absolute_paths(changed(config, agent=_judged_agent(config), runtime=runtime, engine=engine))

@@ -152,7 +152,7 @@ def _adapters(settings: EngineSettings) -> dict[str, Any]:
 def _cuda(settings: EngineSettings, config: Any) -> dict[str, Any]:
     return {
         "max_model_len": settings.engine.max_model_len or trained_positions(config) or None,
-        "gpu_memory_utilization": settings.weights.memory_share(settings.engine, torch.cuda.get_device_properties(0).total_memory),
+        "gpu_memory_utilization": settings.engine.memory_share(settings.weights, torch.cuda.get_device_properties(0).total_memory),
         "enable_sleep_mode": settings.weights.sleeps,
         "enforce_eager": settings.engine.enforce_eager,
     }

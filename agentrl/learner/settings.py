@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.engine import WeightsConfig
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import LoraConfig
+from agentrl.algo.plan import AlgoConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.annotations import FILE
+from agentrl.learner.plan import LearnerConfig, LoraConfig
+from agentrl.weights.plan import WeightsConfig
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at once, unless `MIN_ROWS` rows have more; further chunks are recomputed in the backward pass."""

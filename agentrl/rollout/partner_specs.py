@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from agentrl.config.partner import PartnerConfig
 from agentrl.core.errors import ConfigError
+from agentrl.rollout.plan import PartnerConfig
 
 FLAG = "--partner"
 FORMS = "Write NAME=past, NAME=model:DIR or NAME=endpoint:http://HOST:PORT/v1#model=NAME."

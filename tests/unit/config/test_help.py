@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from agentrl.config.algorithm import built_in_options
+from agentrl.algo.plan import built_in_options
 from agentrl.config.commands import load_config
 from agentrl.config.load import aliases, other_systems
 from agentrl.config.schema import TrainConfig

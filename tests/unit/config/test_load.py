@@ -13,10 +13,11 @@ import pytest
 from agentrl.config.commands import load_config
 from agentrl.config.load import aliases, expand_aliases
 from agentrl.config.mapping import from_mapping, to_json
-from agentrl.config.schema import ModelConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import flag
+from agentrl.rollout.plan import ModelConfig
 
 AGENT = ["--agent", "package.module:Name"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.algo.plan import AlgoConfig
 from agentrl.api.settings import train_settings
-from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.commands import TRAIN, load_config
 from agentrl.config.load import read_flags
 from agentrl.config.mapping import from_mapping

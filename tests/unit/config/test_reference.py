@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config.algorithm import KINDS
+from agentrl.algo.plan import KINDS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import field_docs, settings_of
 from agentrl.core.settings import flag

@@ -11,10 +11,10 @@ import pytest
 from agentrl.api.resume import choose_engine
 from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
 from agentrl.config.commands import load_config
-from agentrl.config.engine import EngineConfig
 from agentrl.config.model_defaults import TINY, settle_engine
 from agentrl.config.sections import changed
 from agentrl.core.model_shape import read_shape
+from agentrl.engine.plan import EngineConfig
 
 AGENT = ["--agent", "envs/arithmetic.py"]
 BLACK_BOX = ["--agent", "examples/openai_agent.py"]

@@ -80,8 +80,8 @@ def peak_of(sizes: dict[str, Any], tokens: int, *, checkpointing: bool, dtype: A
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from agentrl.config.lora import LoraConfig
     from agentrl.learner.lora import add_adapter
+    from agentrl.learner.plan import LoraConfig
     from tests.benchmarks.learner_memory import SHAPES_ONLY, PeakMemory, build, micro_batch, register_shapes_only
 
     register_shapes_only()
@@ -253,8 +253,8 @@ def test_the_parameters_of_an_adapter_are_those_of_peft(tmp_path: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from agentrl.config.lora import LoraConfig
     from agentrl.learner.lora import add_adapter
+    from agentrl.learner.plan import LoraConfig
 
     folder = write_model(tmp_path)
     with torch.device("meta"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.algorithm import built_in_options
+from agentrl.algo.plan import built_in_options
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.settings import flag

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.algo.plan import built_in_options
 from agentrl.cli.main import COMMANDS, GROUPS
-from agentrl.config.algorithm import built_in_options
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
 from agentrl.config.schema import TrainConfig

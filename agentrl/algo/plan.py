@@ -1,4 +1,4 @@
-"""Settings of the algorithm; see `agentrl.config.schema`."""
+"""Settings of the algorithm, and the options of its estimator, its loss and its correction."""
 
 from __future__ import annotations
 
