@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.algorithm import KINDS, AlgorithmKind
+from agentrl.algo.plan import KINDS, AlgorithmKind
 from agentrl.config.help import default_text, values
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, bare, flag, sections_of, settings_of
+from agentrl.config.sections import Setting, bare, sections_of, settings_of
+from agentrl.core.settings import flag
 from agentrl.tune.methods import METHODS
 from agentrl.tune.settings import TuneConfig
 from tests import generated_pages
@@ -24,7 +25,7 @@ from tests.unit.rollout.families import table
 INTRO = """\
 # Configuration
 
-<!-- Written by `make docs` from agentrl/config; do not edit. -->
+<!-- Written by `make docs` from the fields of the settings; do not edit. -->
 
 Every setting of `agentrl train`, by section. Settings come from the defaults, then from the file that `--config FILE` names, then
 from flags. The file is TOML, YAML or JSON; its keys are the flags without dashes in front and with `_` for `-`, in sections or

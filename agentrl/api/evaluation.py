@@ -18,7 +18,6 @@ from agentrl.cluster.build import load_environment
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.record import num_recorded
 from agentrl.config.schema import PlaySettings
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
@@ -47,6 +46,7 @@ from agentrl.rollout.tasks import check_model, eval_tasks, open_tasks
 from agentrl.track.console import open_console
 from agentrl.track.html import escaped, table
 from agentrl.track.jsonl import encode
+from agentrl.track.plan import num_recorded
 from agentrl.track.sinks import TrajectoryRecorder
 from agentrl.track.text import counted
 

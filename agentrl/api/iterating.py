@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.config.iterate import IterateConfig
-from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import differences, to_json
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED

@@ -61,8 +61,8 @@ class Engines:
     """All engines of a run, with the episodes that run beside them."""
 
     def __init__(self, pool: RolloutPool, settings: TrainConfig) -> None:
-        from agentrl.config.record import num_recorded
         from agentrl.flow.settings import flow_settings, group_filter
+        from agentrl.track.plan import num_recorded
 
         flow = flow_settings(settings)
         record = num_recorded(settings.record.record, settings.sampling.n_samples_per_prompt)
@@ -163,7 +163,7 @@ def advantages(groups: Sequence[PlayedGroup], settings: TrainConfig) -> Tensor:
     """
     from agentrl.algo.compute import compute_advantages
     from agentrl.algo.estimators import find_estimator
-    from agentrl.config.algorithm import options_of
+    from agentrl.algo.plan import options_of
     from agentrl.learner.batch import advantage_inputs, collate
 
     if not all(isinstance(group.episodes, Group) for group in groups):

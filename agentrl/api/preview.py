@@ -9,7 +9,8 @@ from agentrl.api.hub import check_hub
 from agentrl.api.training import PROMPTS_CHECKED, check_all_prompts
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.evaluation.evaluations import run_eval_tasks
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
 from agentrl.resolve.plan import RunPlan

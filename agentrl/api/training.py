@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.algo.teacher_specs import teacher_specs
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.rewinding import rewind_records
@@ -22,7 +23,6 @@ from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.teacher import teacher_specs
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
@@ -38,11 +38,12 @@ from agentrl.env.load import AgentSpec, keep_environment
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.apart import evaluations_apart
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
-from agentrl.flow import RunResult, flow_settings, group_filter
-from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
+from agentrl.flow.driver import RunResult
+from agentrl.flow.driver import train as run_loops
 from agentrl.flow.past_weights import PastWeights
 from agentrl.flow.saving import Checkpoints
+from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads

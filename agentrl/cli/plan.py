@@ -8,9 +8,9 @@ from pathlib import Path
 
 from agentrl.cli.words import Common
 from agentrl.config.load import Command, load, read_flags
-from agentrl.config.model_shape import find_shape
 from agentrl.config.sections import settings_of
 from agentrl.config.words import others
+from agentrl.core.model_shape import find_shape
 from agentrl.core.settings import Count, NonNegative
 from agentrl.inspect.directory import RunDirectory
 from agentrl.profile.measured import compared_lines, read_measured

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from agentrl.config.algorithm import KINDS
+from agentrl.algo.plan import KINDS
 from agentrl.config.help import help_text
 from agentrl.config.mapping import (
     REMOVED,
@@ -34,9 +34,10 @@ from agentrl.config.mapping import (
     suggest,
 )
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, flag, sections_of, settings_of
+from agentrl.config.sections import Setting, sections_of, settings_of
 from agentrl.config.words import ENVIRONMENT, Word, choices, flags_of, parse
 from agentrl.core.errors import ConfigError, UnknownFlagError
+from agentrl.core.settings import flag
 
 C = TypeVar("C")
 

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.config.algorithm import built_in_options, foreign_option, is_default
+from agentrl.algo.plan import built_in_options, foreign_option, is_default
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, sections_of, settings_of
+from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_names
 from agentrl.core.redaction import HIDDEN, redacted_values
+from agentrl.core.settings import flag
 
 C = TypeVar("C")
 

@@ -6,10 +6,10 @@ import importlib.util
 from typing import Any
 
 from agentrl.config.engine_rules import wants_vllm
-from agentrl.config.model_shape import ModelShape, read_shape, reads_images
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
+from agentrl.core.model_shape import ModelShape, read_shape, reads_images
 from agentrl.core.process import num_gpus
+from agentrl.core.settings import flag
 
 MEDIUM, LARGE, HUGE = 5e7, 5e8, 2e10
 """Parameters from which a model is taken for pretrained, for a large one, and for one that needs smaller micro-batches."""

@@ -15,18 +15,20 @@ from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.flow_rules import FLOW_RULES
 from agentrl.config.learner_rules import check_learner, check_lora
-from agentrl.config.lora import holds_adapter
-from agentrl.config.partner import partner_specs
-from agentrl.config.record import RecordConfig
-from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import refuse_set
 from agentrl.core import sandboxes
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.operating_system import require_linux
 from agentrl.core.paths import absolute_names
 from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
+from agentrl.engine.reward_model_facts import reward_model_facts
+from agentrl.env.plan import ANSWER
+from agentrl.rollout.partner_specs import partner_specs
+from agentrl.rollout.plan import RewardConfig
+from agentrl.track.plan import RecordConfig
 
 
 def prompts_exist(config: PlaySettings) -> None:

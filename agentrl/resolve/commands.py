@@ -7,17 +7,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.evaluate import EvaluateConfig, MeasureConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
+from agentrl.config.evaluate import EvaluateConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
 from agentrl.config.load import Command, Loaded, flag_value, load, read_flags
-from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import refuse_hidden
-from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed, settings_of
 from agentrl.config.words import Word
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
+from agentrl.env.plan import ANSWER
+from agentrl.evaluation.plan import MeasureConfig
 from agentrl.resolve.plan import checked_play, checked_steps
+from agentrl.rollout.plan import RewardConfig
 
 START = "start"
 """Value of ``--baseline`` that stands for the model which a run began with."""

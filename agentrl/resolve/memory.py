@@ -7,12 +7,12 @@ import os
 import subprocess
 from typing import Literal
 
-from agentrl.config.model_shape import read_shape
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import read_shape
 from agentrl.core.operating_system import container_limit
 from agentrl.core.process import cuda_torch, num_gpus
+from agentrl.core.settings import flag
 from agentrl.sizing.memory import GIB
 from agentrl.sizing.plan import SPARE, Hardware, Plan, Workload, make_plan
 from agentrl.sizing.search import memory_remedy, remedies
@@ -105,7 +105,7 @@ def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
 def _weights_are_too_large(plan: Plan) -> bool:
     """Return True if an engine's weights alone are more than its share of a GPU; what else it needs is partly assumed."""
     gpu = plan.hardware.gpu_bytes
-    return plan.engine.weights > gpu * plan.sized.weights.memory_share(plan.sized.engine, gpu)
+    return plan.engine.weights > gpu * plan.sized.engine.memory_share(plan.sized.weights, gpu)
 
 
 def _remedy(plan: Plan, work: Workload) -> str:

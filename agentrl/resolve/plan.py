@@ -13,11 +13,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from agentrl.cluster.build import load_environment
-from agentrl.config.engine_rules import num_front_ends, share_only_gpu
+from agentrl.config.engine_rules import share_only_gpu
 from agentrl.config.load import Loaded
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import defaults_of
-from agentrl.config.optimizers import OPTIMIZERS
 from agentrl.config.places import with_absolute_paths
 from agentrl.config.plugins import resolve_plugins
 from agentrl.config.rules import PLAY_RULES, RULES, judged_agent, penalties_of_the_run_fit
@@ -29,6 +28,7 @@ from agentrl.core.paths import absolute_path
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.env.load import AgentSpec
 from agentrl.flow.settings import with_front_ends
+from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.resolve.directories import check_free, with_directory
 from agentrl.resolve.memory import gpu_bytes, savings, with_shares
 from agentrl.resolve.saved import AUTO, chosen_engine, resumed_run_dir
@@ -176,7 +176,7 @@ def explicit(steps: Steps[P]) -> Steps[P]:
 def _runtime(settings: PlaySettings) -> str:
     if settings.run.runtime != "auto":
         return settings.run.runtime
-    several = settings.engine.num_engines > 1 or num_front_ends(settings) > 1
+    several = settings.engine.num_engines > 1 or settings.rollout.num_front_ends > 1
     return "ray" if isinstance(settings, TrainConfig) or several or settings.run.ray_address else "local"
 
 

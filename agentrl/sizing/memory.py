@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.engine_args import parse_engine_args
-from agentrl.config.model_shape import ModelShape, read_shape
-from agentrl.config.optimizers import OPTIMIZERS
+from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.schema import TrainConfig
-from agentrl.config.teacher import learner_teacher
+from agentrl.core.model_shape import ModelShape, read_shape
+from agentrl.engine.engine_args import parse_engine_args
+from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.learner.settings import BUCKET_ELEMENTS, chunk_rows
 
 GIB = 2**30
@@ -265,7 +265,7 @@ def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float) -> EnginePla
     """Return the memory of a GPU of `gpu` bytes that serves an engine; layers are divided over tensor and pipeline parallel workers."""
     engine, arguments = config.engine, parse_engine_args(config.engine.engine_args)
     weights = served_bytes(config, shape) / engine.gpus_per_engine
-    cache = gpu * config.weights.memory_share(engine, gpu) - weights - ENGINE_EXTRA
+    cache = gpu * engine.memory_share(config.weights, gpu) - weights - ENGINE_EXTRA
     cached = 1 if str(arguments.get("kv_cache_dtype", "")).startswith(("fp8", "int8")) else _served_number(config)
     stages = engine.gpus_per_engine // engine.tensor_parallel_size
     per_token = shape.layers / stages * shape.cached_width(engine.tensor_parallel_size) * cached

@@ -6,9 +6,9 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.engine_rules import num_engines
-from agentrl.config.model_shape import ModelShape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.model_shape import ModelShape
 from agentrl.core.settings import Count, NonNegative
 from agentrl.sizing.memory import (
     CONTEXT,
@@ -105,7 +105,7 @@ class Plan:
             limit -= ENGINE_EXTRA
             yield from self._handing_over()
         elif weights.colocate:
-            limit -= self.hardware.gpu_bytes * weights.memory_share(engine, self.hardware.gpu_bytes)
+            limit -= self.hardware.gpu_bytes * engine.memory_share(weights, self.hardware.gpu_bytes)
         if self.learner_bytes > limit * (1 + 1e-9):  # where both stay, the limit is these bytes, but for the rounding of their share
             yield f"{FULL} {self.learner_bytes / GIB:.1f} GiB of the {limit / GIB:.1f} that it may fill"
         least = (
@@ -159,7 +159,7 @@ def divide(config: TrainConfig, shape: ModelShape, hardware: Hardware, given: Co
         config = changed(config, colocate=True, sleep_level=0 if config.flow.staleness else config.weights.sleep_level)
     shared, gpus = config.weights.colocate, hardware.gpus
     if "tensor_parallel_size" not in given:
-        usable = hardware.gpu_bytes * config.weights.memory_share(config.engine, hardware.gpu_bytes) * 2 / 3
+        usable = hardware.gpu_bytes * config.engine.memory_share(config.weights, hardware.gpu_bytes) * 2 / 3
         widest = 1 if shared else min(max(1, gpus // 2), hardware.gpus_per_node)
         parallel = 1
         while served_bytes(config, shape) / parallel > usable and 2 * parallel <= widest:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from agentrl.config.engine_rules import num_front_ends
-from agentrl.config.sections import changed, flag
-from agentrl.config.teacher import learner_teacher
+from agentrl.algo.teacher_specs import learner_teacher
+from agentrl.config.sections import changed
+from agentrl.core.settings import flag
 from agentrl.sizing.plan import Plan, Workload, divide, make_plan, step_seconds
 from agentrl.sizing.speed import CARDS
 
@@ -142,7 +142,7 @@ def _engines(plan: Plan, values: Values) -> dict[str, int] | None:
 def _sharing(plan: Plan) -> Values:
     """Return the settings with which all GPUs are shared; none if the run cannot share them."""
     config, gpus = plan.config, min(plan.hardware.gpus, MOST_GPUS)
-    if num_front_ends(config) > 1 or gpus < plan.gpus:
+    if config.rollout.num_front_ends > 1 or gpus < plan.gpus:
         return {}
     return {"colocate": True, "num_learners": plan.gpus, **({"sleep_level": 0} if config.flow.staleness else {})}
 

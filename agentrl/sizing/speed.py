@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.config.model_shape import ModelShape, read_shape
+from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.schema import TrainConfig
-from agentrl.config.teacher import learner_teacher
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import ModelShape, read_shape
 from agentrl.sizing.memory import GIB, EnginePlan, adapter_parameters, number_bytes, offloaded_bytes, served_bytes
 from agentrl.sizing.rates import read_rates
 

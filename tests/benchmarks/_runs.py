@@ -16,8 +16,9 @@ from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
-from agentrl.flow import RunResult, flow_settings, group_filter, train
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
+from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.resolve.commands import load_config
 from agentrl.rollout.tasks import open_tasks
 

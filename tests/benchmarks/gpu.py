@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import torch
 
-from agentrl.config.model_shape import shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.model_shape import shape_of
 from agentrl.core.types import Group, Status, Task, Trajectory, ints
 from agentrl.doctor.machine.packages import installed
 from agentrl.doctor.machine.speed import matmul_rate

@@ -31,9 +31,10 @@ from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, Weig
 from agentrl.core.types import Generation
 from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import AgentSpec, load_agent
-from agentrl.flow import FlowSettings, flow_settings, train
 from agentrl.flow.checkpoint import Progress
+from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
+from agentrl.flow.settings import FlowSettings, flow_settings
 from agentrl.resolve.commands import load_config
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks

@@ -12,10 +12,12 @@ import pytest
 
 from agentrl.config.load import aliases, expand_aliases
 from agentrl.config.mapping import from_mapping, to_json
-from agentrl.config.schema import ModelConfig, TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.settings import flag
 from agentrl.resolve.commands import load_config
+from agentrl.rollout.plan import ModelConfig
 
 AGENT = ["--agent", "package.module:Name"]
 

@@ -46,7 +46,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "agentrl", root / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("tests", "envs"):
         (root / name).symlink_to(ROOT / name)
-    file = root / "agentrl" / "config" / "flow.py"
+    file = root / "agentrl" / "flow" / "plan.py"
     file.write_text(file.read_text().replace("    oversample:", f"{FIELD}{LOOSE}    oversample:"))
     return root
 

@@ -11,11 +11,11 @@ import torch
 
 from agentrl.cli.main import main
 from agentrl.config.mapping import to_json
-from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.metrics import MetricSums
+from agentrl.core.model_shape import find_shape
 from agentrl.learner.engine import Clock
 from agentrl.profile.measured import compared_lines, read_measured
 from agentrl.sizing.memory import GIB

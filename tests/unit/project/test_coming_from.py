@@ -12,7 +12,8 @@ import pytest
 from agentrl import Task
 from agentrl.config.load import read_flags
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag, settings_of
+from agentrl.config.sections import changed, settings_of
+from agentrl.core.settings import flag
 from agentrl.env.load import load_agent
 from agentrl.resolve.commands import TRAIN, load_config
 from agentrl.track.glossary import glossary

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.algorithm import AlgoConfig
+from agentrl.algo.plan import AlgoConfig
 from agentrl.config.load import read_flags
 from agentrl.config.mapping import from_mapping
 from agentrl.config.model_defaults import defaults_of, described, rate_warning

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
-from agentrl.config.engine import EngineConfig
 from agentrl.config.model_defaults import TINY, settled_engine
-from agentrl.config.model_shape import read_shape
 from agentrl.config.sections import changed
+from agentrl.core.model_shape import read_shape
+from agentrl.engine.plan import EngineConfig
 from agentrl.env.load import load_agent
 from agentrl.resolve.commands import load_config, read_train
 from agentrl.resolve.plan import RunPlan

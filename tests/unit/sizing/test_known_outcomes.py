@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentrl.cli.main import main
-from agentrl.config.model_shape import ModelShape, find_shape, shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import ModelShape, find_shape, shape_of
 from agentrl.resolve.memory import memory_sign
 from agentrl.sizing.memory import GIB, engine_plan, host_bytes, learner_parts, micro_batch_parts
 from agentrl.sizing.plan import Hardware, Plan, Workload, divide, make_plan

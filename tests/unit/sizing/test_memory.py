@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.model_shape import find_shape, read_shape, shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import find_shape, read_shape, shape_of
 from agentrl.sizing import memory
 from agentrl.sizing.memory import adapter_parameters, learner_parts, micro_batch_parts, offloaded_bytes
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model
@@ -80,8 +80,8 @@ def peak_of(sizes: dict[str, Any], tokens: int, *, checkpointing: bool, dtype: A
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from agentrl.config.lora import LoraConfig
     from agentrl.learner.lora import add_adapter
+    from agentrl.learner.plan import LoraConfig
     from tests.benchmarks.learner_memory import SHAPES_ONLY, PeakMemory, build, micro_batch, register_shapes_only
 
     register_shapes_only()
@@ -253,8 +253,8 @@ def test_the_parameters_of_an_adapter_are_those_of_peft(tmp_path: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from agentrl.config.lora import LoraConfig
     from agentrl.learner.lora import add_adapter
+    from agentrl.learner.plan import LoraConfig
 
     folder = write_model(tmp_path)
     with torch.device("meta"):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import read_flags
-from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.model_shape import find_shape
 from agentrl.resolve import memory
 from agentrl.resolve.commands import TRAIN
 from agentrl.resolve.plan import with_defaults

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import main
-from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import find_shape
 from agentrl.profile.plan_text import plan_lines
 from agentrl.resolve.memory import gpu_bytes, memory_sign
 from agentrl.sizing.memory import GIB, host_bytes, offloaded_bytes

@@ -9,10 +9,10 @@ import pytest
 
 from agentrl.cli.main import main
 from agentrl.config.load import read_flags
-from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import find_shape
 from agentrl.core.paths import CACHE
 from agentrl.resolve.commands import TRAIN, load_config
 from agentrl.resolve.plan import with_defaults

@@ -1,44 +1,18 @@
-"""Settings of sandboxes and of servers of tools that run in them, and those of ``agentrl serve-sandboxes``."""
+"""Settings of ``agentrl serve-sandboxes`` and ``agentrl serve-reward-model``."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import LOOPBACK
 from agentrl.core.sandboxes import DEFAULT_IMAGE, KEY
-from agentrl.core.settings import Count, CountOrZero, Port, ResumeMayChange
+from agentrl.core.settings import Count, CountOrZero, Port
 
 MIN_KEY = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class SandboxConfig:
-    """Sandboxes of programs, and servers of tools."""
-
-    sandbox: Annotated[Literal["local", "container", "remote", "none"], ResumeMayChange] = "local"
-    """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``container`` runs them in containers of
-    podman or docker; ``remote`` on a machine with ``agentrl serve-sandboxes``; ``none`` has limits only, and no wall."""
-    sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
-    """Files and folders that the programs may read, besides those of the system and of Python, or of the image."""
-    sandbox_image: Annotated[str, ResumeMayChange] = DEFAULT_IMAGE
-    """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
-    sandbox_url: Annotated[str, ResumeMayChange] = ""
-    """Address of a server of sandboxes, for ``--sandbox remote``; its key is read from the environment variable ``AGENTRL_SANDBOX_KEY``."""
-    sandbox_network: Annotated[Literal["endpoint", "all"], ResumeMayChange] = "endpoint"
-    """Network of programs that are agents (``command:``, ``harness:``, ``harbor:``) behind a wall: the model's endpoint, or all that this
-    machine reaches."""
-    sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
-    """Sandboxes of the run that are open at a time on a machine, in all rollout workers; an episode that needs its first one waits. 0: no
-    limit."""
-    sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0
-    """Programs of a rollout worker whose sandboxes start at a time, apart from those that run. 0: two for each core."""
-    mcp: Annotated[tuple[str, ...], ResumeMayChange] = ()
-    """Servers of the Model Context Protocol whose tools a `ToolEnv` offers besides its own: for each its command, its address
-    (``http://HOST:PORT/mcp``), or a JSON file with ``mcpServers``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +52,27 @@ def serving_key(serving: SandboxServing) -> str:
         problem = "would let whoever reaches it run programs here without a key"
         raise ConfigError("--host", serving.host, problem, f"Set the environment variable {KEY}, here and for the trainer.")
     return key or secrets.token_urlsafe(24)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardServing:
+    """One reward model, and how it is served over HTTP."""
+
+    model: str = ""
+    """A reward model: a Hugging Face directory or hub name, as ``agentrl reward-model`` writes it."""
+    port: Port = 5000
+    """Port to listen on. 0: a free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Whoever reaches it may ask the model; there is no key."""
+    batch_size: Count = 64
+    """Texts that go through the model at once."""
+    max_pending: Count = 1024
+    """Texts that may wait; further requests are refused with 429 and ``Retry-After``."""
+    max_tokens: CountOrZero = 0
+    """Tokens that are read; of a longer text the last ones. 0: the context length of the model."""
+    value_head_prefix: str = ""
+    """Name of the layer that makes the score, in the model's files. Empty: ``score``, or what its ``config.json`` says."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
+    trust_remote_code: bool = False
+    """Allow the model's own Python code to run."""

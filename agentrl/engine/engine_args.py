@@ -39,6 +39,8 @@ FIXED = (
     *("weight_transfer_config", "worker_extension_cls", "distributed_executor_backend", "max_lora_rank", "max_loras", "max_cpu_loras"),
 )
 """Arguments that training relies on."""
+NATIVE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM sets room aside for; an adapter of a lower rank than its room is filled up with zeros."""
 _TYPES: dict[str, type | tuple[type, ...]] = {"bool": bool, "int": int, "float": (int, float), "str": str}
 
 

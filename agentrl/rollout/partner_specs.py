@@ -1,4 +1,4 @@
-"""Settings of agents that are played by somebody else than the policy that is trained."""
+"""Specifications of ``--partner``: agents that the policy does not play, and who does."""
 
 from __future__ import annotations
 
@@ -9,26 +9,12 @@ from typing import Literal, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Count
+from agentrl.rollout.plan import PartnerConfig
 
 FLAG = "--partner"
 FORMS = "Write NAME=past, NAME=model:DIR or NAME=endpoint:http://HOST:PORT/v1#model=NAME."
 OPTIONS = ("model", "api_key_env")
-
 PartnerKind: TypeAlias = Literal["past", "model", "endpoint"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartnerConfig:
-    """Agents that the policy does not play."""
-
-    partner: tuple[str, ...] = ()
-    """Agents that the policy does not play, and who does: ``NAME=past``, earlier weights of this run (self-play); ``NAME=model:DIR``,
-    another model; ``NAME=endpoint:URL#model=M``, a service like OpenAI's. They are not trained."""
-    partner_every: Count = 50
-    """Steps after which the present weights join those of ``NAME=past``, again and again."""
-    partner_pool: Count = 4
-    """Newest of the earlier weights that ``NAME=past`` is drawn from, for each group; the model to begin with is one of them at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +61,6 @@ def past_steps(version: int, every: int, pool: int) -> list[int]:
     Weights of a step are written while the next step waits, so those of `version` itself may not be there yet.
     """
     return list(range(0, max(version, 1), every))[-pool:]
-
-
-def past_folder(folder: Path, step: int) -> Path:
-    """Return the directory of earlier weights."""
-    return folder / f"step-{step:08d}"
 
 
 def _read(text: str) -> PartnerSpec:

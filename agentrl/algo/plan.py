@@ -1,4 +1,4 @@
-"""Settings of the algorithm; see `agentrl.config.schema`."""
+"""Settings of the algorithm, and the options of its estimator, its loss and its correction."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from agentrl.algo.estimators import ESTIMATORS
 from agentrl.algo.facts import Kind, facts_of
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.options import option_names
-from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile, flag
 
 
 @dataclass(frozen=True, kw_only=True)

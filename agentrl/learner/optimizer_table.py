@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
-
-from agentrl.core.errors import ConfigError
 
 OptimizerName: TypeAlias = Literal["adamw", "muon", "adafactor", "adamw_8bit"]
 """Values of ``--optimizer``, which are the keys of `OPTIMIZERS`."""
@@ -74,21 +71,3 @@ class OptimizerSettings(Protocol):
 
 BETAS = (0.9, 0.95)
 """Default decay rates of Adam."""
-
-
-def check_optimizer(settings: OptimizerSettings) -> None:
-    """Check that an optimizer is installed and works with the other settings.
-
-    Raises:
-        ConfigError: If its package is missing, the ZeRO stage gives it parts of matrices, or a setting has no effect on it.
-    """
-    name = settings.optimizer
-    facts = OPTIMIZERS[name]
-    if facts.package and importlib.util.find_spec(facts.package) is None:
-        raise ConfigError("--optimizer", name, f"needs {facts.package}, which is not installed", "pip install 'agentrl[qlora]'")
-    if facts.whole and settings.zero_stage:
-        problem = f"gives optimizers flattened parts of matrices, and {name} needs whole ones"
-        raise ConfigError("--zero-stage", settings.zero_stage, problem, "Use --zero-stage 0, or --optimizer adamw or adamw_8bit.")
-    for flag, value, default in zip(("--adam-beta1", "--adam-beta2"), (settings.adam_beta1, settings.adam_beta2), BETAS, strict=True):
-        if not facts.betas and value != default:
-            raise ConfigError(flag, value, f"has no effect with --optimizer {name}", "Leave it out.")

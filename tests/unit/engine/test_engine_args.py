@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from agentrl.config import engine_args
-from agentrl.config.engine_args import check_engine_args, parse_engine_args
 from agentrl.core.errors import ConfigError
+from agentrl.engine import engine_args
+from agentrl.engine.engine_args import check_engine_args, parse_engine_args
 from agentrl.resolve.commands import load_config
 
 
@@ -62,5 +62,5 @@ def test_without_vllm_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.vllm
 def test_the_list_is_read_without_importing_vllm() -> None:
-    code = "import sys; from agentrl.config.engine_args import _known; assert len(_known()) > 100; assert 'vllm' not in sys.modules"
+    code = "import sys; from agentrl.engine.engine_args import _known; assert len(_known()) > 100; assert 'vllm' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

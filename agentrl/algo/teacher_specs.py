@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Formatter
 from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,7 +14,6 @@ from agentrl.core.paths import absolute_names
 FLAG = "--teacher"
 FORMS = "Write MODEL, self, engine:MODEL, http://HOST:PORT/v1#model=NAME, or several of the last two by task: NAME=FORM,NAME=FORM."
 SELF = "self"
-TEMPLATE_FLAG = "--teacher-template"
 OPTIONS = ("model", "api_key_env", "tokenizer")
 ENGINE = "engine:"
 
@@ -66,23 +64,6 @@ def learner_teacher(text: str) -> str:
 def served_teachers(text: str) -> tuple[TeacherSpec, ...]:
     """Return the teachers that are served."""
     return tuple(spec for spec in teacher_specs(text) if spec.kind in ("engine", "endpoint"))
-
-
-def check_hint_template(file: str) -> str:
-    """Return the text of a template of ``--teacher self``: ``{prompt}``, ``{label}`` and ``{KEY}`` of a task's metadata are its places.
-
-    Raises:
-        ConfigError: If it cannot be read, has places of another form, or none for the prompt.
-    """
-    try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
-        names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
-    except (OSError, ValueError) as error:
-        raise ConfigError(TEMPLATE_FLAG, file, f"cannot be read: {error}", "Give a text file; write braces twice.") from error
-    if "prompt" not in names or not all(name.isidentifier() for name in names):
-        problem = f"has the places {', '.join(names) or 'none'}, and needs {{prompt}} and may have {{label}} and {{KEY}} of the metadata"
-        raise ConfigError(TEMPLATE_FLAG, file, problem, "Write braces that are no places twice.")
-    return text
 
 
 def with_absolute_folders(text: str) -> str:

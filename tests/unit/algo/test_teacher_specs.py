@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.algo.teacher_specs import TeacherSpec, learner_teacher, served_teachers, teacher_of, teacher_specs, with_absolute_folders
 from agentrl.config.places import with_absolute_paths
-from agentrl.config.teacher import TeacherSpec, learner_teacher, served_teachers, teacher_of, teacher_specs, with_absolute_folders
 from agentrl.core.errors import ConfigError
 from agentrl.resolve.commands import load_config
 
