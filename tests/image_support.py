@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.config.images import ImageConfig
 from agentrl.core.images import ImageInput, PlacedImage
 from agentrl.core.protocols import Engine, GenerationRequest, TokenListener
 from agentrl.core.types import FinishReason, Generation, Group, Sampling, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.env.plan import ImageConfig
 from agentrl.learner.batch import collate
 from agentrl.learner.layout import Layout
 from agentrl.learner.models import PolicyModel

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.config.algorithm import AlgoConfig, AlgoSettings
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import LoraConfig
+from agentrl.algo.plan import AlgoConfig, AlgoSettings
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.learner.plan import LearnerConfig, LoraConfig
 from agentrl.learner.settings import LearnerSettings
 
 VOCABULARY = 64

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.algorithm import KINDS, AlgorithmKind
+from agentrl.algo.plan import KINDS, AlgorithmKind
 from agentrl.config.help import default_text, values
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, bare, flag, sections_of, settings_of
+from agentrl.config.sections import Setting, bare, sections_of, settings_of
+from agentrl.core.settings import flag
 from agentrl.tune.methods import METHODS
 from agentrl.tune.settings import TuneConfig
 from tests import generated_pages
@@ -24,7 +25,7 @@ from tests.unit.rollout.families import table
 INTRO = """\
 # Configuration
 
-<!-- Written by `make docs` from agentrl/config; do not edit. -->
+<!-- Written by `make docs` from the fields of the settings; do not edit. -->
 
 Every setting of `agentrl train`, by section. Settings come from the defaults, then from the file that `--config FILE` names, then
 from flags. The file is TOML, YAML or JSON; its keys are the flags without dashes in front and with `_` for `-`, in sections or
@@ -38,7 +39,11 @@ async = true
 learning_rate = 5e-4
 ```
 
-`--dry-run` looks at the environment, the data and the model, prints the resolved configuration and stops. An unknown or
+`--dry-run` looks at the environment, the data and the model, prints the plan of the run and stops. The run writes the
+same plan into its `config.json`. Under `sources` it says where each setting comes from that has not its plain default:
+`flag`, `python` or `file`, or what decided it: `model`, `optimizer`, `machine`, `run` (the one that goes on) or
+`settings` (others). What the machine decided is decided again on `--resume`, where a run may have it otherwise.
+An unknown or
 contradictory setting ends the command with exit code 2
 before anything is started. OpenRLHF's and TRL's names for the same setting are
 accepted too; their other flags, and verl's keys, are answered with one line each.

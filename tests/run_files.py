@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from agentrl.config.mapping import to_json
-from agentrl.config.record import RecordConfig
 from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
 from agentrl.core.annotations import FIGURES, Annotation
 from agentrl.core.callbacks import GroupJudged, MetricsRow, RunBegin, StepEnd
@@ -20,6 +19,7 @@ from agentrl.core.recording import RecordBudget
 from agentrl.core.summaries import summarize
 from agentrl.core.types import FinishReason, Group, GroupRequest, Span, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.rollout.records import group_records
+from agentrl.track.plan import RecordConfig
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 from agentrl.track.sinks import JsonlMetrics, TrajectoryRecorder
 

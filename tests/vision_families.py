@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers.utils import is_torchvision_available
 
-from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.images import ImageInput, joined_tensors
+from agentrl.core.model_shape import placeholder_ids
 from agentrl.rollout.images import ImageReader
 from examples.vision_model.model import CHAT_TEMPLATE
 

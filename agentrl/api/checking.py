@@ -14,16 +14,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentrl.algo.plan import has_ratios
 from agentrl.assets import tiny_model_path
 from agentrl.check.findings import CheckConfig, CheckOptions, CheckSettings, Finding, Report, Rule, Severity, by_severity
 from agentrl.check.report import policy_rows, summary_text
 from agentrl.check.supervise import GIVEN, check, command
 from agentrl.check.tokenizer import FileTokenizer
-from agentrl.config.algorithm import has_ratios
-from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.model_shape import CPU_CONTEXT
 from agentrl.core.process import refuse_import
 from agentrl.core.types import Task
 from agentrl.env.given import PREFIX

@@ -155,24 +155,28 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 def _started(env: object, settings: dict[str, Any]) -> Background[Run]:
     from agentrl.api.background import Background
-    from agentrl.api.directories import in_directory
     from agentrl.api.run import Run
-    from agentrl.api.settings import own_callbacks, train_settings
+    from agentrl.api.settings import own_callbacks, read_settings
     from agentrl.api.training import train as run_training
     from agentrl.core.paths import shown_path
+    from agentrl.core.process import on_thread
     from agentrl.flow.state import StopRequest
+    from agentrl.resolve.plan import RunPlan, checked_steps
 
     settings, callbacks = own_callbacks(settings)
-    given = train_settings(env, settings)
+    loaded = read_settings(env, settings)
+    checked_steps(loaded)  # a wrong setting is refused in the call itself
 
     async def work(stop: StopRequest) -> Run:
-        with in_directory(given) as config:
-            result = await run_training(config, stop, callbacks)
+        plan = await on_thread(RunPlan.of, loaded)  # an address may take its time
+        with plan.in_directory() as held:
+            result = await run_training(held, stop, callbacks)
+        run_dir = str(held.settings.training.run_dir)
         if result.stopped:
-            sys.stderr.write(f"agentrl: {result.ended}; continue with resume={shown_path(str(config.training.run_dir))!r}\n")
-        return Run(str(config.training.run_dir))
+            sys.stderr.write(f"agentrl: {result.ended}; continue with resume={shown_path(run_dir)!r}\n")
+        return Run(run_dir)
 
-    return Background(work, given.training.stop_timeout_s)
+    return Background(work, loaded.settings.training.stop_timeout_s)
 
 
 def _measuring(env: object, settings: dict[str, Any]) -> Background[Evaluation]:

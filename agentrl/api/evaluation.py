@@ -13,13 +13,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.api.directories import results_directory
 from agentrl.api.training import check_all_prompts, uninterrupted
 from agentrl.cluster.build import load_environment
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.record import num_recorded
 from agentrl.config.schema import PlaySettings
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
@@ -42,11 +40,13 @@ from agentrl.evaluation.report import (
     print_comparison,
 )
 from agentrl.inspect.directory import TRAJECTORIES
+from agentrl.resolve.directories import results_directory
 from agentrl.rollout.settings import temperature_of
 from agentrl.rollout.tasks import check_model, eval_tasks, open_tasks
 from agentrl.track.console import open_console
 from agentrl.track.html import escaped, table
 from agentrl.track.jsonl import encode
+from agentrl.track.plan import num_recorded
 from agentrl.track.sinks import TrajectoryRecorder
 from agentrl.track.text import counted
 

@@ -16,10 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.api.directories import default_directory
 from agentrl.config.iterate import IterateConfig
-from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import differences, to_json
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED
@@ -27,6 +26,7 @@ from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
 from agentrl.core.process import handling_signals, refuse_import
 from agentrl.core.types import derive_seed
+from agentrl.resolve.directories import default_directory
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
 from agentrl.track.text import number
@@ -116,7 +116,7 @@ def check_phases(config: IterateConfig) -> None:
     Raises:
         ConfigError: If one is wrong; the message says of which phase.
     """
-    from agentrl.config.commands import load_eval, load_sample
+    from agentrl.resolve.commands import load_eval, load_sample
     from agentrl.tune.load import load as load_method
     from agentrl.tune.methods import METHODS
 

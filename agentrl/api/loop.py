@@ -61,8 +61,8 @@ class Engines:
     """All engines of a run, with the episodes that run beside them."""
 
     def __init__(self, pool: RolloutPool, settings: TrainConfig) -> None:
-        from agentrl.config.record import num_recorded
         from agentrl.flow.settings import flow_settings, group_filter
+        from agentrl.track.plan import num_recorded
 
         flow = flow_settings(settings)
         record = num_recorded(settings.record.record, settings.sampling.n_samples_per_prompt)
@@ -109,7 +109,7 @@ class OpenRuntime:
 
 
 def settings(env: object = "", **settings: Any) -> TrainConfig:
-    """Return the settings of a training run, resolved and checked, by section: ``settings.training.num_steps``.
+    """Return the settings of a training run as ``agentrl train`` would have them, by section: ``settings.training.num_steps``.
 
     Args:
         env: As for `agentrl.train`.
@@ -118,9 +118,10 @@ def settings(env: object = "", **settings: Any) -> TrainConfig:
     Raises:
         ConfigError: If one of them is wrong.
     """
-    from agentrl.api.settings import train_settings
+    from agentrl.api.settings import read_settings
+    from agentrl.resolve.plan import RunPlan
 
-    return train_settings(env, settings)
+    return RunPlan.of(read_settings(env, settings), named=False).settings
 
 
 @asynccontextmanager
@@ -133,14 +134,12 @@ async def open_runtime(settings: TrainConfig) -> AsyncIterator[OpenRuntime]:
         ConfigError: If the environment, its tasks or the model cannot be used.
         AgentRLError: If engines or learner do not start.
     """
-    from agentrl.api.memory import gpu_bytes, with_shares
     from agentrl.api.training import uninterrupted
     from agentrl.cluster.build import load_environment
     from agentrl.cluster.runtime import learner_beside, make_runtime, pool_of
     from agentrl.rollout.tasks import check_model, open_tasks
 
     check_model(settings)
-    settings = with_shares(settings, gpu_bytes(settings.run.device))
     tasks = open_tasks(settings, load_environment(settings))
     runtime = make_runtime(settings, lambda stage: None)
     try:
@@ -164,7 +163,7 @@ def advantages(groups: Sequence[PlayedGroup], settings: TrainConfig) -> Tensor:
     """
     from agentrl.algo.compute import compute_advantages
     from agentrl.algo.estimators import find_estimator
-    from agentrl.config.algorithm import options_of
+    from agentrl.algo.plan import options_of
     from agentrl.learner.batch import advantage_inputs, collate
 
     if not all(isinstance(group.episodes, Group) for group in groups):

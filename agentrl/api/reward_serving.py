@@ -7,7 +7,7 @@ import asyncio
 from agentrl.api.serving import Say
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import device
-from agentrl.config.reward import RewardServing
+from agentrl.config.serving import RewardServing
 from agentrl.core.errors import ConfigError
 from agentrl.core.serving import LoopbackServer
 from agentrl.engine.reward_model import RewardModel, RewardModelSettings

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.api.directories import results_directory
 from agentrl.api.evaluation import model_name
 from agentrl.api.training import check_all_prompts, uninterrupted
 from agentrl.cluster.build import load_environment
@@ -32,6 +31,7 @@ from agentrl.evaluation.evaluations import eval_settings
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
+from agentrl.resolve.directories import results_directory
 from agentrl.rollout.tasks import check_model, open_tasks
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode

@@ -6,7 +6,7 @@ import asyncio
 
 from agentrl.api.serving import Say
 from agentrl.api.training import uninterrupted
-from agentrl.config.sandboxes import SandboxServing, serving_key
+from agentrl.config.serving import SandboxServing, serving_key
 from agentrl.core.errors import ConfigError
 from agentrl.core.serving import Address, LoopbackServer
 from agentrl.env.sandbox.engine import find_engine

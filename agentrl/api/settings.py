@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.api.resume import AUTO, saved_settings
-from agentrl.config.commands import EVAL, SAMPLE, TRAIN, run_settings
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
-from agentrl.config.load import load_given
+from agentrl.config.load import Loaded, load_given, read_given
+from agentrl.config.mapping import refuse_hidden
 from agentrl.config.schema import TrainConfig
 from agentrl.env.given import specify
+from agentrl.resolve.commands import EVAL, SAMPLE, TRAIN, run_settings
+from agentrl.resolve.saved import AUTO, saved_settings
 from agentrl.track.callbacks import CallbackLike, check_callback
 
 
@@ -26,15 +27,17 @@ def with_environment(env: object, given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given) if env == "" else {"agent": environment(env), **given}
 
 
-def train_settings(env: object, given: Mapping[str, Any]) -> TrainConfig:
-    """Return the checked configuration of a training run; an empty `env` is that of the run that is resumed, or of the file ``config``.
+def read_settings(env: object, given: Mapping[str, Any]) -> Loaded[TrainConfig]:
+    """Read the settings of a training run; an empty `env` is that of the run that is resumed, or of the file ``config``.
 
     Raises:
-        ConfigError: If one of them is wrong.
+        ConfigError: If one of them is unknown, or its value is out of range.
     """
     resume = os.fspath(given.get("resume", ""))
     path = saved_settings(resume) if "config" not in given and resume not in ("", AUTO) else None
-    return load_given(TRAIN, with_environment(env, given), path)
+    loaded = read_given(TRAIN, with_environment(env, given), path)
+    refuse_hidden(loaded.settings)
+    return loaded
 
 
 def own_callbacks(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[CallbackLike]]:
@@ -53,14 +56,14 @@ def own_callbacks(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Callba
 
 
 def eval_settings(env: object, given: Mapping[str, Any]) -> EvaluateConfig:
-    """Return the checked settings of an evaluation; see `train_settings`."""
+    """Return the checked settings of an evaluation; see `read_settings`."""
     given, path = _with_run(given)
     config: EvaluateConfig = load_given(EVAL, with_environment(env, given), path)
     return config
 
 
 def sample_settings(env: object, given: Mapping[str, Any]) -> SampleConfig:
-    """Return the checked settings of a data set to sample; see `train_settings`."""
+    """Return the checked settings of a data set to sample; see `read_settings`."""
     given, path = _with_run(given)
     config: SampleConfig = load_given(SAMPLE, with_environment(env, given), path)
     return config

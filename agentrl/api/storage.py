@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.core.disk import free_bytes, mount_point, size_text
 from agentrl.core.errors import ConfigError
-from agentrl.profile.memory import adapter_parameters, number_bytes
+from agentrl.core.model_shape import ModelShape, read_shape
+from agentrl.sizing.memory import adapter_parameters, number_bytes
 from agentrl.track.tracker import RunWarning
 
 ADAM = 12

@@ -11,25 +11,21 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.algo.teacher_specs import teacher_specs
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
-from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, savings, with_shares
-from agentrl.api.resume import ResumePoint, choose_engine, resume_point, rewind_records
+from agentrl.api.rewinding import rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.api.storage import storage_sign
 from agentrl.certify.before import refuse_wrong
-from agentrl.cluster.build import device, load_environment, model_path
+from agentrl.cluster.build import device, model_path
 from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make_runtime, pool_of
-from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed
-from agentrl.config.teacher import teacher_specs
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
-from agentrl.core.operating_system import usable_cores
 from agentrl.core.paths import shown_path
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely, on_thread
@@ -42,15 +38,18 @@ from agentrl.env.load import AgentSpec, keep_environment
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.apart import evaluations_apart
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
-from agentrl.flow import RunResult, flow_settings, group_filter
-from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
+from agentrl.flow.driver import RunResult
+from agentrl.flow.driver import train as run_loops
 from agentrl.flow.past_weights import PastWeights
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.settings import with_front_ends
+from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads
+from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
+from agentrl.resolve.plan import RunPlan
+from agentrl.resolve.saved import ResumePoint, resume_point
 from agentrl.rollout.settings import episode_settings, partner_folder
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.rollout.teachers import HttpTeacher
@@ -68,23 +67,23 @@ STOP_MARGIN_S = 5.0
 """Seconds of ``--stop-timeout-s``, at most half of them, that are left for ending in order after the wait for a copy."""
 
 
-async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks: Sequence[CallbackLike] = ()) -> RunResult:
-    """Train as `config` says; on return everything is saved and nothing is left running.
+async def train(plan: RunPlan, stop: StopRequest | None = None, callbacks: Sequence[CallbackLike] = ()) -> RunResult:
+    """Train as `plan` says; on return everything is saved and nothing is left running.
 
     When a learner rank dies, everything is started again from the last checkpoint, and when that is found damaged, from the newest
-    other one. `stop` asks for an early end, from which the run can be resumed; `callbacks` come besides those that `config` names.
+    other one. `stop` asks for an early end, from which the run can be resumed; `callbacks` come besides those that the plan names.
 
     Raises:
-        ConfigError: If the environment, the tasks or the model cannot be used.
+        ConfigError: If the tasks or the model cannot be used.
         AgentRLError: If the run failed; what was measured until then is in the run directory.
     """
     collect_rarely()
+    config = plan.settings
     await on_thread(check_hub, config)
-    config, engine_note = await on_thread(choose_engine, config)  # an address may take its time
     left, lost = config.training.max_learner_restarts, ""
     while True:
         try:
-            return await _uploaded(config, await _train_once(config, stop, callbacks, engine_note, last=not left))
+            return await _uploaded(config, await _train_once(plan, stop, callbacks, last=not left))
         except DamagedCheckpointError as error:
             _log.warning("%s; going on from the newest other one", error)
         except LearnerDeadError as error:
@@ -92,7 +91,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
                 raise LearnerDeadError(f"{error}. {_what_is_left(config)}") from error
             left, lost = left - 1, str(error)
             _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left)
-            config = changed(config, resume=str(config.training.run_dir))
+            plan = plan.resuming()
         except ClusterError as error:
             if not lost:
                 raise
@@ -117,14 +116,10 @@ def _can_go_on(config: TrainConfig) -> bool:
     return config.training.run_dir is not None and latest_checkpoint(config.training.run_dir) is not None
 
 
-async def _train_once(
-    config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], engine_note: str, *, last: bool = False
-) -> RunResult:
+async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
+    config, agent = plan.settings, plan.agent
     check_model(config)
-    asked, config = config, with_shares(config, gpu_bytes(config.run.device))
-    if not config.run.ray_address:  # a cluster's cores are known once it is joined
-        config = with_front_ends(config, usable_cores())
-    agent, callbacks = load_environment(config), [*load_callbacks(config.record.callback), *own]
+    callbacks = [*load_callbacks(config.record.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
     run_dir = config.training.run_dir
@@ -142,18 +137,16 @@ async def _train_once(
     try:
         keep_environment(config.run.agent, run_dir)
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
-        (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
+        (run_dir / "config.json").write_text(plan.to_json() + "\n", encoding="utf-8")
         await tracker.begin(config, rows)
-        if engine_note:
-            tracker.on_stage(engine_note)
-        if saved := savings(asked, config):
-            tracker.on_stage(f"to fit into the GPU: {saved}")
+        for note in plan.notes:
+            tracker.on_stage(note)
         first = tasks.first(PROMPTS_CHECKED)
         if (problem := missing_labels(config, agent, first)) is not None:
             tracker.warn(RunWarning("no-labels", *problem))
         await _rehearse(config, agent, first[0], tracker)
         await _start(config, [*first, *questions], proof, runtime, tracker)
-        result = await _train(config, run_dir, tasks, questions, runtime, tracker, begin, stop)
+        result = await _train(plan, run_dir, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         stop_reason = result.stop_reason or None
         return result
@@ -247,7 +240,7 @@ def check_all_prompts(config: PlaySettings, tasks: Sequence[Task]) -> None:
 
 
 async def _train(
-    config: TrainConfig,
+    plan: RunPlan,
     run_dir: Path,
     tasks: TaskSource,
     questions: Sequence[Task],
@@ -256,7 +249,7 @@ async def _train(
     begin: ResumePoint,
     stop: StopRequest,
 ) -> RunResult:
-    pool = pool_of(runtime)
+    config, pool = plan.settings, pool_of(runtime)
     learner = learner_beside(pool, runtime, config, version=begin.progress.step)
     past = _past_weights(config, learner)
     if begin.progress.step:
@@ -274,7 +267,7 @@ async def _train(
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
     hook = evaluations_apart(config, evaluations, evaluators_of(runtime, pool))
     sizes = {"every": config.training.save_every, "num_steps": config.training.num_steps, "keep": config.training.keep_checkpoints}
-    checkpoints = Checkpoints(run_dir, learner, config=to_json(config), uploads=uploads, **sizes)
+    checkpoints = Checkpoints(run_dir, learner, config=plan.to_json(), uploads=uploads, **sizes)
 
     async def work() -> RunResult:
         result = await run_loops(

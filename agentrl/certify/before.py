@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from agentrl.certify.kept import certificate_file, keep_certificate, read_certificate
 from agentrl.certify.results import Certificate, Comparison
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.model_shape import local_config, text_part
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import local_config, text_part
+from agentrl.learner.plan import LearnerConfig
 
 _log = logging.getLogger(__name__)
 

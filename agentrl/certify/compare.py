@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.algo.plan import AlgoConfig
 from agentrl.certify.results import Comparison, Verdict
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import LoraConfig
-from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.errors import ConfigError
 from agentrl.core.images import PlacedImage
 from agentrl.core.language_models import language_model
+from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import MODULES
 from agentrl.learner.batch import Batch
@@ -26,6 +24,7 @@ from agentrl.learner.kernels import MODEL_FAULTS, fit_kernel
 from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 from agentrl.learner.models import PolicyModel, check_output, load_model
+from agentrl.learner.plan import LearnerConfig, LoraConfig
 from agentrl.learner.probes import PROBE_WIDTH
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles, share_prefixes

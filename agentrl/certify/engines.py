@@ -11,14 +11,14 @@ from torch import Tensor
 
 from agentrl.certify.compare import FAULTS, LOGPROB, row_scores, untried
 from agentrl.certify.results import Comparison, Verdict
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import AgentRLError
 from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.learner.batch import Batch
+from agentrl.rollout.plan import ModelConfig
 
 Images: TypeAlias = tuple[PlacedImage, ...]
 TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05

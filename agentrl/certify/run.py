@@ -12,7 +12,7 @@ from agentrl.certify.compare import compare_adapter, compare_kernel, reference_m
 from agentrl.certify.engines import compare_engine
 from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.certify.rows import trial_batch
-from agentrl.config.model_shape import placeholder_ids
+from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import KERNELS
 from agentrl.weights.twin import build_twin, parameters_of, twin_config

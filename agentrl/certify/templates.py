@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any
 
 from agentrl.certify.results import Comparison, Verdict
-from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import AgentRLError, ConfigError, EnvResultError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Message
@@ -16,6 +15,7 @@ from agentrl.engine.parsers import fit_parser
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.neutral import EchoedMessage
 from agentrl.rollout.forms import REASONING, Dialect, probe_call
+from agentrl.rollout.plan import EndpointConfig
 from agentrl.rollout.template import ChatTemplate, TemplateSettings
 
 PART = "template"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.episodes import SamplingConfig
 from agentrl.config.load import Command
 from agentrl.config.schema import PlaySettings
 from agentrl.core.settings import Count, CountOrZero, Positive
+from agentrl.rollout.plan import SamplingConfig
 
 
 class Severity(StrEnum):

@@ -12,7 +12,7 @@ from agentrl.check.learning import SAME, in_the_way
 from agentrl.check.play import SOLVER, CheckedEpisode, TextPolicy, repeating
 from agentrl.check.policies import label_policy
 from agentrl.check.results import spread
-from agentrl.config.model_shape import reads_images
+from agentrl.core.model_shape import reads_images
 from agentrl.core.types import Task
 
 PLAYED, MIN_TASKS = 32, 8

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from agentrl.check.findings import CheckSettings
 from agentrl.check.probe import Watch, probed
-from agentrl.config.images import ImageConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, EnvError
 from agentrl.core.protocols import GenerationRequest
@@ -21,6 +20,7 @@ from agentrl.env.boundary import EnvSession
 from agentrl.env.images import image_text
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
+from agentrl.env.plan import ImageConfig
 from agentrl.env.results import bad_result
 from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec

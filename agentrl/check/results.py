@@ -14,8 +14,8 @@ from agentrl.check.play import CheckedEpisode, repeating
 from agentrl.check.policies import CALL, FORMS, PLAIN, label_policy, recorded_policy, standard_policies
 from agentrl.check.probe import output_size
 from agentrl.check.resources import left_processes, running_processes, settled_processes
-from agentrl.config.model_shape import reads_images
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
+from agentrl.core.model_shape import reads_images
 from agentrl.core.types import Task
 from agentrl.env.isolation.launcher import MIB
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentrl.assets import tiny_model_path
 from agentrl.config.certify import CERTIFY
 from agentrl.config.load import load
-from agentrl.config.model_shape import local_config
+from agentrl.core.model_shape import local_config
 
 
 def main(words: list[str]) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agentrl.cli.words import command_of, read, word
-from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import read_file, read_saved
 from agentrl.config.schema import TrainConfig
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import check_directory
 from agentrl.core.manifest import MANIFEST

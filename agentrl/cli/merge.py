@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.cli.words import command_of, read, word
-from agentrl.config.lora import holds_adapter
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 
 

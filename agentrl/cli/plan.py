@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.cli.words import Common
-from agentrl.config.commands import TRAIN, run_settings
 from agentrl.config.load import Command, load, read_flags
-from agentrl.config.model_shape import find_shape
 from agentrl.config.sections import settings_of
 from agentrl.config.words import others
+from agentrl.core.model_shape import find_shape
 from agentrl.core.settings import Count, NonNegative
 from agentrl.inspect.directory import RunDirectory
 from agentrl.profile.measured import compared_lines, read_measured
-from agentrl.profile.memory import GIB
-from agentrl.profile.plan import Hardware, Workload, divide, make_plan
 from agentrl.profile.plan_text import plan_lines
-from agentrl.profile.speed import card_named
+from agentrl.resolve.commands import TRAIN, run_settings
+from agentrl.resolve.plan import with_defaults
+from agentrl.sizing.memory import GIB
+from agentrl.sizing.plan import Hardware, Workload, divide, make_plan
+from agentrl.sizing.speed import card_named
 
 UNFIT = 1
 DIVISION = ("num_engines", "num_learners", "tensor_parallel_size")
@@ -70,7 +71,8 @@ def main(words: list[str]) -> int:
     asking = [word for word in rest if word in ("-h", "--help", "--completion")]
     args = load(PLAN, [*own, *asking])
     asked, run = args.hardware, args.hardware.measured
-    config, given, _ = read_flags(TRAIN, rest, run_settings(run))
+    loaded = read_flags(TRAIN, rest, run_settings(run))
+    config, given = with_defaults(loaded).settings, loaded.sources
     shape = find_shape(config.model.model)
     card = card_named(asked.gpu) if asked.gpu else None
     memory = asked.gpu_memory or (card.memory_gib if card else 0.0) or MEMORY_GIB

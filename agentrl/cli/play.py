@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from agentrl.assets import VISION_MODEL
-from agentrl.config.commands import PLAY, TINY
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.load import load
 from agentrl.config.sections import changed
+from agentrl.resolve.commands import PLAY, TINY
 from agentrl.track.text import Screen
 
 if TYPE_CHECKING:

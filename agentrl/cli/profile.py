@@ -8,7 +8,7 @@ from agentrl.cli.words import command_of, read, word
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count, CountOrZero
-from agentrl.flow import flow_settings
+from agentrl.flow.settings import flow_settings
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
 from agentrl.profile.recorded import Recorded, read_recorded
 from agentrl.profile.report import make_profile, show

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from agentrl.api.background import run_until_signal
-from agentrl.config.commands import load_sample
 from agentrl.config.mapping import to_json
 from agentrl.core.exit_codes import INCOMPLETE
+from agentrl.resolve.commands import load_sample
 from agentrl.track.text import counted
 
 

@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from agentrl.api.background import run_until_signal
-from agentrl.config.commands import SERVE
 from agentrl.config.load import load
+from agentrl.resolve.commands import SERVE
 
 
 def main(words: list[str]) -> int:

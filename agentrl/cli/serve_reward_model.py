@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from agentrl.cli.serve import say, until_signal
 from agentrl.cli.words import command_of, read, word
-from agentrl.config.reward import RewardServing, reward_model_facts
+from agentrl.config.serving import RewardServing
+from agentrl.engine.reward_model_facts import reward_model_facts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agentrl.cli.serve import say, until_signal
 from agentrl.cli.words import command_of, read
-from agentrl.config.sandboxes import SandboxServing
+from agentrl.config.serving import SandboxServing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,37 +6,37 @@ import json
 import sys
 
 from agentrl.api.background import run_until_signal
-from agentrl.config.commands import TRAIN, load_eval
 from agentrl.config.load import load
 from agentrl.config.mapping import to_json
 from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED
 from agentrl.core.paths import shown_path
 from agentrl.flow.state import StopRequest
+from agentrl.resolve.commands import load_eval, read_train
 from agentrl.track.text import counted
 
 
 def main(words: list[str]) -> int:
     """Train as the flags after ``train`` say: check, start, train, save, sum up."""
-    from agentrl.api.directories import in_directory, with_directory
-    from agentrl.api.resume import saved_so_far, with_saved_settings
+    from agentrl.api.rewinding import saved_so_far
+    from agentrl.resolve.plan import RunPlan
+    from agentrl.resolve.saved import with_saved_settings
 
-    given = load(TRAIN, with_saved_settings([word for word in words if word != "--dry-run"]))
+    plan = RunPlan.of(read_train(with_saved_settings([word for word in words if word != "--dry-run"])))
     from agentrl.api.preview import preview
     from agentrl.api.training import train
 
     if "--dry-run" in words:
-        config = with_directory(given)
-        sys.stderr.write("".join(f"agentrl: {line}\n" for line in preview(config)))
-        sys.stdout.write(to_json(config) + "\n")
+        sys.stderr.write("".join(f"agentrl: {line}\n" for line in preview(plan)))
+        sys.stdout.write(plan.to_json() + "\n")
         return 0
 
     stop = StopRequest()
-    with in_directory(given) as config:
-        run_dir = config.training.run_dir
-        result = run_until_signal(train(config, stop), stop, config.training.stop_timeout_s, lambda: saved_so_far(run_dir))
+    with plan.in_directory() as held:
+        run = held.settings.training
+        result = run_until_signal(train(held, stop), stop, run.stop_timeout_s, lambda: saved_so_far(run.run_dir))
     if not result.stopped:
         return 0
-    again = f"continue with: agentrl train --resume {shown_path(str(run_dir))}"
+    again = f"continue with: agentrl train --resume {shown_path(str(run.run_dir))}"
     sys.stderr.write(f"agentrl: {result.ended}; {again if result.steps else 'no step was done, so nothing was saved'}\n")
     return INTERRUPTED
 

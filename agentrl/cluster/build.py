@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.engine import WeightsConfig
-from agentrl.config.partner import check_partners
-from agentrl.config.reward import ANSWER
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import is_plugin
@@ -29,6 +26,9 @@ from agentrl.engine.settings import Device, EngineSettings, engine_environment, 
 from agentrl.env.agent import has_snapshots
 from agentrl.env.load import AgentSpec, check_servers, load_agent
 from agentrl.env.multi_agent import multi_agent_spec
+from agentrl.env.plan import ANSWER
+from agentrl.rollout.partner_specs import check_partners
+from agentrl.weights.plan import WeightsConfig
 
 if TYPE_CHECKING:
     from agentrl.weights.sender import WeightSender

@@ -13,7 +13,6 @@ import ray
 from agentrl.cluster.build import build_engine
 from agentrl.cluster.joining import Site
 from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor, beside, missing_here, stored, unwrapped
-from agentrl.config.engine_rules import num_front_ends
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ClusterError, EngineDeadError, RolloutWorkerDeadError
 from agentrl.core.process import describe_process
@@ -224,7 +223,7 @@ def shared_engine(
         return front_end.remote(config, index, site, agent, scorers, SharedEngine(ActorLine(engine), name))
 
     actor = ray.remote(concurrency_groups=DIAGNOSIS)(EngineActor).options(**options).remote(config, index, site)
-    return RaySharedEngine(actor, make, num_front_ends(config), config.engine.max_engine_restarts)
+    return RaySharedEngine(actor, make, config.rollout.num_front_ends, config.engine.max_engine_restarts)
 
 
 async def _of_engine(ref: Any) -> Any:

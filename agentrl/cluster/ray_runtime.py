@@ -23,7 +23,7 @@ from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack,
 from agentrl.cluster.placement import Placement, free_places, num_ranks, num_scorers, plan, shortage
 from agentrl.cluster.ray_environment import set_environment
 from agentrl.cluster.reaper import MARK, Reaper
-from agentrl.config.engine_rules import needed_gpus, num_engines, num_front_ends
+from agentrl.config.engine_rules import needed_gpus, num_engines
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import AgentRLError, ClusterError, ConfigError
 from agentrl.core.process import LOOPBACK, num_gpus
@@ -186,7 +186,7 @@ class RayRuntime:
             return
         self._folder = tempfile.mkdtemp(prefix="agentrl-")
         self._reaper = Reaper(self._folder)
-        front_ends = num_front_ends(self._config)
+        front_ends = self._config.rollout.num_front_ends
         per_engine = 1 + (front_ends if front_ends > 1 else 0)
         actors = num_engines(self._config) * per_engine + num_ranks(self._config) + num_scorers(self._config)
         from ray._private import services
@@ -214,7 +214,7 @@ class RayRuntime:
         import ray
 
         self._config = with_front_ends(self._config, int(ray.cluster_resources().get("CPU", 0.0)))
-        if (front_ends := num_front_ends(self._config)) > 1:
+        if (front_ends := self._config.rollout.num_front_ends) > 1:
             self._on_stage(f"{front_ends} rollout workers for each engine")
 
     def _gpus(self) -> int:
@@ -296,7 +296,7 @@ class RayRuntime:
         bundle = placement.engine_bundles[index] if index < len(placement.engine_bundles) else _joined(index)
         # Each group under way is a call, of which Ray lets an asynchronous actor have 1,000 by default.
         options = self._options(bundle, placement.gpus_per_engine, max_concurrency=4096)
-        if num_front_ends(self._config) > 1:
+        if self._config.rollout.num_front_ends > 1:
             anywhere = {name: value for name, value in options.items() if name not in ("scheduling_strategy", "num_gpus")}
             agent = load_agent(self._config.run.agent)
             return shared_engine(self._sent, index, self._site, agent, self._scorers, options, anywhere)

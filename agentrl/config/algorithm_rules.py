@@ -15,16 +15,17 @@ from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import filter_facts
 from agentrl.algo.group_rewards import group_reward_facts
 from agentrl.algo.losses import loss_facts
-from agentrl.config.algorithm import AlgoConfig, has_ratios, options_of
+from agentrl.algo.plan import AlgoConfig, has_ratios, options_of
+from agentrl.algo.teacher_specs import SELF, served_teachers
 from agentrl.config.engine_rules import may_have_gpus
-from agentrl.config.flow import FlowConfig
-from agentrl.config.model_shape import read_shape
-from agentrl.config.reward import PenaltyConfig
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag as flag_of
 from agentrl.config.sections import refuse_set
-from agentrl.config.teacher import SELF, check_hint_template, served_teachers
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import read_shape
+from agentrl.core.settings import flag as flag_of
+from agentrl.flow.plan import FlowConfig
+from agentrl.rollout.plan import PenaltyConfig
+from agentrl.rollout.template_files import check_hint_template
 
 
 def _groups_can_be_compared(config: TrainConfig) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentrl.config.load import Command
-from agentrl.config.schema import ModelConfig
 from agentrl.config.words import Word
+from agentrl.rollout.plan import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

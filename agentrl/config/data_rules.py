@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from agentrl.core.errors import ConfigError
-
-
-def listed(value: str) -> tuple[str, ...]:
-    """Return the names between commas."""
-    return tuple(filter(None, map(str.strip, value.split(","))))
+from agentrl.core.settings import listed
+from agentrl.rollout.template_files import read_template, template_variables
 
 
 def check_files(flag: str, sources: Sequence[str]) -> None:
@@ -63,22 +58,6 @@ def check_template(flag: str, template: str) -> None:
         raise ConfigError(flag, template, problem, "Write {{ and }} for braces that are meant as such.")
 
 
-def template_variables(text: str) -> dict[str, Any]:
-    """Return the object that ``--chat-template-kwargs`` gives.
-
-    Raises:
-        ConfigError: If the text is no JSON object.
-    """
-    remedy = 'Write, for example, {"reasoning_effort": "low"}.'
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError("--chat-template-kwargs", text, f"is not JSON: {error}", remedy) from error
-    if not isinstance(value, dict):
-        raise ConfigError("--chat-template-kwargs", text, "must be a JSON object", remedy)
-    return value
-
-
 def check_chat_template(file: str, variables: str) -> None:
     """Refuse a file of ``--chat-template`` that cannot be read, and variables of it that are no JSON object.
 
@@ -88,15 +67,3 @@ def check_chat_template(file: str, variables: str) -> None:
     if file:
         read_template(file)
     template_variables(variables)
-
-
-def read_template(file: str) -> str:
-    """Return the text of the file that ``--chat-template`` names.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--chat-template", file, f"cannot be read: {error}", "Give the path of a Jinja template.") from error

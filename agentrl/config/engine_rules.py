@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agentrl.config.engine_args import check_engine_args
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
-from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, suggest
 from agentrl.core.process import num_gpus
-
-
-def num_front_ends(config: PlaySettings) -> int:
-    """Return the processes with episodes for each engine; 1, the engine's own, where ``auto`` has not become a number."""
-    asked = config.rollout.rollout_workers_per_engine
-    return 1 if asked == "auto" else asked
+from agentrl.engine.engine_args import check_engine_args
+from agentrl.learner.plan import LearnerConfig
 
 
 def num_engines(config: PlaySettings) -> int:
@@ -30,7 +24,7 @@ def _local_runtime_is_single(config: PlaySettings) -> None:
     if config.run.runtime != "local":
         return
     ranks = config.learner.num_learners if isinstance(config, TrainConfig) else 0
-    workers = num_front_ends(config)
+    workers = config.rollout.num_front_ends
     for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", ranks), ("--rollout-workers-per-engine", workers)):
         if value > 1:
             raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
@@ -40,7 +34,7 @@ def _local_runtime_is_single(config: PlaySettings) -> None:
 
 
 def _shared_engines_fit(config: TrainConfig) -> None:
-    workers = num_front_ends(config)
+    workers = config.rollout.num_front_ends
     if workers > 1 and config.weights.colocate:
         problem = "does not go with --colocate, where engine and learner take turns on one machine"
         raise ConfigError("--rollout-workers-per-engine", workers, problem, "Leave out one of the two.")
@@ -120,7 +114,7 @@ def share_only_gpu(config: TrainConfig) -> TrainConfig:
     """
     single = num_engines(config) * config.engine.gpus_per_engine == config.learner.num_learners == 1
     gpus = 0 if config.run.ray_address else num_gpus(config.run.device)
-    if not single or not gpus or num_front_ends(config) > 1 or (gpus > 1 and config.run.runtime != "local"):
+    if not single or not gpus or config.rollout.num_front_ends > 1 or (gpus > 1 and config.run.runtime != "local"):
         return config
     resident = config.flow.staleness > 0 or is_plugin(config.engine.engine)
     return changed(config, colocate=True, **({"sleep_level": 0} if resident else {}))

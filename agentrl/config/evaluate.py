@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from agentrl.config.episodes import SamplingConfig
-from agentrl.config.record import Record
-from agentrl.config.schema import EvalConfig, PlaySettings
-from agentrl.core.settings import Count, CountOrZero, NonNegative, ResumeMayChange
+from agentrl.config.schema import PlaySettings
+from agentrl.core.settings import CountOrZero, ResumeMayChange
+from agentrl.evaluation.plan import EvalConfig, MeasureConfig, SelectConfig
+from agentrl.rollout.plan import SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,36 +20,6 @@ class SourceConfig:
     """Directory of a run: its environment, its settings, and its best model if one was kept, else its last."""
     output: Annotated[Path | None, ResumeMayChange] = None
     """Directory for the results. Default: ``runs/<command>-<environment>-<date>-<time>``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureConfig:
-    """The comparison with another model, and the records of an evaluation."""
-
-    baseline: str | None = None
-    """Model to compare with on the same tasks: a directory or hub name, or ``start`` for the one that the run of ``--run`` began with,
-    without ``--run`` the bundled one."""
-    record: Record = "all"
-    """Trajectories written to ``trajectories.jsonl``: none, one per task, or every one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectConfig:
-    """Episodes that become rows of a data set."""
-
-    select: Annotated[Literal["best", "pairs", "all"], ResumeMayChange] = "best"
-    """Rows of the data set: the ``best`` episodes of each task (rejection sampling), ``pairs`` of its best and its worst, or ``all``."""
-    keep: Annotated[Count, ResumeMayChange] = 1
-    """With ``--select best``: episodes of a task to keep, those with the highest rewards. With ``pairs``: pairs of a task at most, the best
-    episode with the worst, the second best with the second worst, and so on."""
-    min_reward: Annotated[float | None, ResumeMayChange] = None
-    """With ``--select best`` or ``all``: reward that an episode needs at least. Unset: any."""
-    min_margin: Annotated[NonNegative, ResumeMayChange] = 0.0
-    """With ``--select pairs``: the rewards of a pair differ by more than this."""
-    num_tasks: CountOrZero = 0
-    """Tasks to sample, the first in the order of the seed; 0: all of them."""
-    resume: Annotated[bool, ResumeMayChange] = False
-    """Go on in ``--output`` where an earlier command was ended; every task is in the data set once."""
 
 
 @dataclass(frozen=True, kw_only=True)

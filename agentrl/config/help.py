@@ -12,8 +12,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config.sections import Setting, bare, flag, notes_of, sections_of, settings_of
+from agentrl.config.sections import Setting, bare, notes_of, sections_of, settings_of
 from agentrl.config.words import Word, usage
+from agentrl.core.settings import flag
 
 COLUMN = 27
 MAX_WIDTH = 120

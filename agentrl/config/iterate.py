@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 from agentrl.config.load import Command, load, load_given, take_config_flag
 from agentrl.config.mapping import read_file
-from agentrl.config.sections import flag
 from agentrl.config.words import Word
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Count, CountOrZero, ResumeMayChange
+from agentrl.core.settings import Count, CountOrZero, ResumeMayChange, flag
 
 PHASES = ("sample", "train", "eval")
 OWNED: Mapping[str, tuple[str, ...]] = {

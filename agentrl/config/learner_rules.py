@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.lora import ALL_LINEAR, NATIVE_RANKS, check_4bit, check_dora
-from agentrl.config.optimizers import OPTIMIZERS, check_optimizer
+from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import refuse_set
-from agentrl.config.teacher import learner_teacher
 from agentrl.core.errors import ConfigError
+from agentrl.engine.engine_args import NATIVE_RANKS
+from agentrl.learner.optimizer_table import BETAS, OPTIMIZERS, OptimizerSettings
+from agentrl.learner.plan import ALL_LINEAR, LoraConfig
 
 
 def check_learner(config: TrainConfig) -> None:
@@ -182,3 +185,45 @@ def _check_4bit(config: TrainConfig) -> None:
         problem = "would leave the model in the engines whole, and the learner's in 4 bits"
         raise ConfigError("--publish", config.weights.publish, problem, "Leave out --publish or --load-in-4bit.")
     check_4bit(config.learner.zero_stage)
+
+
+def check_dora(lora: LoraConfig, zero_stage: int) -> None:
+    """Refuse DoRA where its layers would find only a part of a weight, whose rows they measure.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if lora.use_dora and zero_stage == 3:
+        problem = "keeps a part of each weight, and DoRA (--use-dora) measures whole rows"
+        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --use-dora.")
+
+
+def check_4bit(zero_stage: int) -> None:
+    """Refuse frozen weights in 4 bits where their package is missing, or ZeRO would divide them.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if zero_stage == 3:
+        problem = "cannot spread weights in 4 bits over ranks"
+        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --load-in-4bit.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("--load-in-4bit", True, "needs bitsandbytes, which is not installed", "pip install 'agentrl[qlora]'")
+
+
+def check_optimizer(settings: OptimizerSettings) -> None:
+    """Check that an optimizer is installed and works with the other settings.
+
+    Raises:
+        ConfigError: If its package is missing, the ZeRO stage gives it parts of matrices, or a setting has no effect on it.
+    """
+    name = settings.optimizer
+    facts = OPTIMIZERS[name]
+    if facts.package and importlib.util.find_spec(facts.package) is None:
+        raise ConfigError("--optimizer", name, f"needs {facts.package}, which is not installed", "pip install 'agentrl[qlora]'")
+    if facts.whole and settings.zero_stage:
+        problem = f"gives optimizers flattened parts of matrices, and {name} needs whole ones"
+        raise ConfigError("--zero-stage", settings.zero_stage, problem, "Use --zero-stage 0, or --optimizer adamw or adamw_8bit.")
+    for flag, value, default in zip(("--adam-beta1", "--adam-beta2"), (settings.adam_beta1, settings.adam_beta2), BETAS, strict=True):
+        if not facts.betas and value != default:
+            raise ConfigError(flag, value, f"has no effect with --optimizer {name}", "Leave it out.")

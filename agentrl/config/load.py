@@ -11,16 +11,17 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from agentrl.config.algorithm import KINDS
+from agentrl.algo.plan import KINDS
 from agentrl.config.help import help_text
 from agentrl.config.mapping import (
     REMOVED,
+    SOURCES,
     build,
     flattened,
     from_mapping,
@@ -33,14 +34,30 @@ from agentrl.config.mapping import (
     suggest,
 )
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, flag, sections_of, settings_of
+from agentrl.config.sections import Setting, sections_of, settings_of
 from agentrl.config.words import ENVIRONMENT, Word, choices, flags_of, parse
 from agentrl.core.errors import ConfigError, UnknownFlagError
+from agentrl.core.settings import flag
 
 C = TypeVar("C")
 
 CHOOSING = (*(part.setting for part in KINDS), "resume", "run_dir")
 """Settings that decide which others there are: the algorithms, and the run that brings the files of a user's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Generic[C]):
+    """Settings of a command whose types and ranges are right, before anything follows from them.
+
+    Attributes:
+        settings: The settings.
+        sources: Where each setting that somebody gave comes from, by name: ``"flag"``, ``"python"``, ``"file"``. Others have their default.
+        saved: Settings of the file, by name.
+    """
+
+    settings: C
+    sources: Mapping[str, str]
+    saved: Mapping[str, Any]
 
 
 class Command(Generic[C]):
@@ -80,23 +97,13 @@ class Command(Generic[C]):
         refuse_removed(saved, str(path))
         return from_mapping(self.settings, saved, source=str(path), command=self.name, ignored=self.ignored)
 
-    def complete(self, config: C, given: Container[str]) -> C:
-        """Return the settings with defaults that depend on others in the place of those that are not in `given`."""
-        del given
-        return config
-
-    def finish(self, config: C, given: Container[str], saved: Mapping[str, Any]) -> C:
+    def finish(self, loaded: Loaded[C]) -> C:
         """Return the checked settings with what follows from other settings filled in.
-
-        Args:
-            config: Settings whose types and ranges are right.
-            given: Names of the settings that flags, Python code or a file set.
-            saved: Settings of the file, by name.
 
         Raises:
             ConfigError: For the first rule that does not hold.
         """
-        return config
+        return loaded.settings
 
 
 @cache
@@ -147,26 +154,21 @@ def load(command: Command[C], args: Sequence[str], path: Path | None = None) -> 
         ConfigError: If a file key is unknown, a value is out of range or two settings contradict each other.
         SystemExit: With code 2 for a malformed flag, 0 for ``--help`` (raised by the flag parser).
     """
-    config = command.finish(*read_flags(command, args, path))
+    config = command.finish(read_flags(command, args, path))
     refuse_hidden(config)
     return config
 
 
-def read_flags(command: Command[C], args: Sequence[str], path: Path | None = None) -> tuple[C, set[str], Mapping[str, Any]]:
-    """Read flags as `load` does, without the rules that concern several fields, files or this machine.
-
-    Returns:
-        The settings, the names of those that were given, and the settings of the file.
-    """
+def read_flags(command: Command[C], args: Sequence[str], path: Path | None = None) -> Loaded[C]:
+    """Read flags as `load` does, without the rules that concern several fields, files or this machine."""
     named, words = take_config_flag(list(args))
-    path, saved = _saved("--config", named, path)
+    path, saved, sources = _saved("--config", named, path)
     form, rest = _form(command, words, saved)
     answer_help(rest, command, form)
     refuse_unknown(rest, command, form)
     values = parse(rest, command.prog, settings_of(form), command.words)
     config = _checked(command, form, command.begin(_chosen(saved, _choices(rest)), path), values)
-    given = values.keys() | saved.keys()
-    return command.complete(config, given), given, saved
+    return Loaded(settings=config, sources={**sources, **dict.fromkeys(values, "flag")}, saved=saved)
 
 
 def _checked(command: Command[C], form: type[Any], default: C, values: Mapping[str, Any]) -> C:
@@ -179,12 +181,24 @@ def _checked(command: Command[C], form: type[Any], default: C, values: Mapping[s
     return plain(command.settings, build(form, sections, "", command.name))
 
 
-def _saved(setting: str, named: str | os.PathLike[str] | None, path: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """The file of settings that `setting` names, or else `path`, and what it holds."""
+def _saved(setting: str, named: str | os.PathLike[str] | None, path: Path | None) -> tuple[Path | None, dict[str, Any], dict[str, str]]:
+    """The file of settings that `setting` names, or else `path`, what it holds, and where each of these settings comes from.
+
+    The file of a run says that itself. What the run took from its machine is left out where another machine may decide otherwise.
+    """
     if named is not None and path is not None:
         raise ConfigError(setting, str(named), "a run brings its own settings", "Leave out one of the two.")
     path = path if named is None else Path(named)
-    return path, flattened(read_file(path), str(path)) if path else {}
+    if path is None:
+        return None, {}, {}
+    data = read_file(path)
+    values, sources = flattened(data, str(path)), data.get(SOURCES)
+    if sources is None:
+        return path, values, dict.fromkeys(values, "file")
+    table = settings_of(TrainConfig)
+    again = {name for name, source in sources.items() if source == "machine" and name in table and table[name].may_change}
+    kept = {name: value for name, value in values.items() if name not in again}
+    return path, kept, {name: source for name, source in sources.items() if name in kept}
 
 
 def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> tuple[type[Any], list[str]]:
@@ -215,17 +229,21 @@ def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
     Raises:
         ConfigError: If a name is unknown (the nearest one is named), is given twice, or a value is wrong.
     """
+    finished = command.finish(read_given(command, given, path))
+    refuse_hidden(finished)
+    return finished
+
+
+def read_given(command: Command[C], given: Mapping[str, Any], path: Path | None = None) -> Loaded[C]:
+    """Read settings as `load_given` does, without the rules that concern several fields, files or this machine."""
     rest = dict(given)
     named = rest.pop("config", None)
-    path, saved = _saved("config", named, path)
+    path, saved, sources = _saved("config", named, path)
     choices = {name: str(rest[name]) for name in CHOOSING if name in rest}
     form = schema_of(command.settings, {**saved, **choices})
     values = _named_values(rest, form, command)
     config = _checked(command, form, command.begin(_chosen(saved, choices), path), values)
-    given_now = values.keys() | saved.keys()
-    finished = command.finish(command.complete(config, given_now), given_now, saved)
-    refuse_hidden(finished)
-    return finished
+    return Loaded(settings=config, sources={**sources, **dict.fromkeys(values, "python")}, saved=saved)
 
 
 def _named_values(given: Mapping[str, Any], form: type[Any], command: Command[Any]) -> dict[str, Any]:

@@ -14,17 +14,18 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.config.algorithm import built_in_options, foreign_option, is_default
+from agentrl.algo.plan import built_in_options, foreign_option, is_default
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, sections_of, settings_of
+from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_names
 from agentrl.core.redaction import HIDDEN, redacted_values
+from agentrl.core.settings import flag
 
 C = TypeVar("C")
 
-COMMAND = "command"
-"""Key of a file of settings that names the command they belong to."""
+COMMAND, SOURCES = "command", "sources"
+"""Keys of a file of settings that name the command they belong to, and where a run had each of them from."""
 
 REMOVED: dict[str, tuple[object, str]] = {
     "learner_parts": (1, "was removed: a step is trained when all of its groups are there; --async overlaps generation and training"),
@@ -148,7 +149,7 @@ def flattened(data: Mapping[str, Any], source: str = "config") -> dict[str, Any]
         ConfigError: If one is given twice.
     """
     flat: dict[str, Any] = {}
-    for key, value in _pairs(data):
+    for key, value in _pairs({key: value for key, value in data.items() if key != SOURCES}):
         if (name := _name(key)) in flat:
             raise ConfigError(f"{source}: {key}", value, "is given twice", "Keep one of the two.")
         flat[name] = value
@@ -211,9 +212,17 @@ def refuse_hidden(config: Any) -> None:
             raise ConfigError(flag(name), value, "lacks its credentials, which are written to no file", "Give it again, with them.")
 
 
-def to_json(config: Any, **more: Any) -> str:
-    """The resolved settings as indented JSON, sections and field names as in the schema, without credentials in addresses."""
-    return json.dumps(redacted_values({**more, **dataclasses.asdict(config)}), indent=2, default=str)
+def to_json(config: Any, *, sources: Mapping[str, str] | None = None, command: str = "") -> str:
+    """Return resolved settings as indented JSON, sections and field names as in the schema, without credentials in addresses.
+
+    Args:
+        config: The settings.
+        sources: Where settings come from, by name.
+        command: Name of the command that they belong to; empty where readers know it.
+    """
+    before = {COMMAND: command} if command else {}
+    behind = {} if sources is None else {SOURCES: dict(sorted(sources.items()))}
+    return json.dumps(redacted_values({**before, **dataclasses.asdict(config), **behind}), indent=2, default=str)
 
 
 def _same(before: Any, now: Any) -> bool:

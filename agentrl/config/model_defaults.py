@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import importlib.util
 from typing import Any
 
 from agentrl.config.engine_rules import wants_vllm
-from agentrl.config.model_shape import ModelShape, read_shape, reads_images
-from agentrl.config.optimizers import OPTIMIZERS
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag
+from agentrl.core.model_shape import ModelShape, read_shape, reads_images
 from agentrl.core.process import num_gpus
+from agentrl.core.settings import flag
 
 MEDIUM, LARGE, HUGE = 5e7, 5e8, 2e10
 """Parameters from which a model is taken for pretrained, for a large one, and for one that needs smaller micro-batches."""
@@ -58,12 +57,6 @@ def _by_size(config: TrainConfig) -> dict[str, Any]:
     return sized | {"max_new_tokens": max(1, min(LONG_ANSWER, context // 2))} | ({"micro_batch_tokens": 8192} if size >= HUGE else {})
 
 
-def with_defaults(config: TrainConfig, given: Container[str]) -> TrainConfig:
-    """Return the settings with the defaults of their model and their optimizer in place of those that are not in `given`."""
-    defaults = defaults_of(config) | ({"zero_stage": 0} if OPTIMIZERS[config.learner.optimizer].whole else {})
-    return changed(config, **{name: value for name, value in defaults.items() if name not in given})
-
-
 def described(config: TrainConfig) -> str:
     """Return the settings that follow from the model and where they come from; "" for a model that trains with the plain defaults."""
     expected = defaults_of(config)
@@ -93,19 +86,23 @@ def _shape(config: TrainConfig) -> ModelShape | None:
     return read_shape(config.model.model)
 
 
-def settle_engine(config: TrainConfig) -> tuple[TrainConfig, str]:
-    """Return the settings with transformers in place of ``--engine auto`` for a tiny model on a CPU, and why; else as they are, and "".
+def installed_engine() -> str:
+    """Return the engine that is taken where nothing speaks against it: vLLM if it is installed."""
+    return "vllm" if importlib.util.find_spec("vllm") else "transformers"
+
+
+def settled_engine(config: TrainConfig) -> tuple[str, str]:
+    """Return the engine that ``--engine auto`` stands for: transformers for a tiny model on a CPU, with a line that says why.
 
     A step of vLLM costs more Python than such a model costs arithmetic: docs/engines.md has the figures, and `tests.benchmarks.engine_cost`
     measures them. They are of a dense model of text, so a model of another form, or one whose sizes are unknown, keeps vLLM. So do flags
     that need it, and a cluster that is joined, whose machines are not known yet.
     """
-    shape = _shape(config)
-    if config.engine.engine != "auto" or not config.engine.uses_vllm or shape is None:
-        return config, ""
+    shape, usual = _shape(config), installed_engine()
+    if usual != "vllm" or shape is None:
+        return usual, ""
     common = shape.exact and not shape.experts and not shape.quantization and not reads_images(config.model.model)
     elsewhere = bool(config.run.ray_address) or num_gpus(config.run.device) > 0
     if shape.parameters >= TINY or not common or elsewhere or any(wants_vllm(config)):
-        return config, ""
-    why = f"engine transformers, for {shape.parameters / 1e6:.2g} million parameters on a CPU (--engine vllm takes vLLM)"
-    return changed(config, engine="transformers"), why
+        return usual, ""
+    return "transformers", f"engine transformers, for {shape.parameters / 1e6:.2g} million parameters on a CPU (--engine vllm takes vLLM)"

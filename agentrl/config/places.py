@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from agentrl.algo.teacher_specs import with_absolute_folders
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
-from agentrl.config.teacher import with_absolute_folders
 from agentrl.core.paths import absolute_names
 
 P = TypeVar("P", bound=PlaySettings)

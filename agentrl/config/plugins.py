@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, changed, flag, settings_of
+from agentrl.config.sections import Setting, changed, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin, restorable
-from agentrl.core.settings import UserFile
+from agentrl.core.settings import UserFile, flag
 
 
 def resolve_plugins(config: TrainConfig) -> TrainConfig:

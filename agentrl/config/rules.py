@@ -7,32 +7,28 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
-from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, num_front_ends, share_only_gpu
+from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.flow_rules import FLOW_RULES
 from agentrl.config.learner_rules import check_learner, check_lora
-from agentrl.config.lora import holds_adapter
-from agentrl.config.partner import partner_specs
-from agentrl.config.places import with_absolute_paths
-from agentrl.config.plugins import resolve_plugins
-from agentrl.config.record import RecordConfig
-from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed, refuse_set
+from agentrl.config.sections import refuse_set
 from agentrl.core import sandboxes
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.operating_system import require_linux
 from agentrl.core.paths import absolute_names
-from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
-
-P = TypeVar("P", bound=PlaySettings)
+from agentrl.engine.reward_model_facts import reward_model_facts
+from agentrl.env.plan import ANSWER
+from agentrl.rollout.partner_specs import partner_specs
+from agentrl.rollout.plan import RewardConfig
+from agentrl.track.plan import RecordConfig
 
 
 def prompts_exist(config: PlaySettings) -> None:
@@ -189,47 +185,12 @@ ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (
 )
 
 
-def check(config: TrainConfig) -> TrainConfig:
-    """Apply every rule and fill in what follows from other settings.
-
-    Returns:
-        The configuration with ``agent``, ``runtime``, ``max_staleness`` and ``asynchronous`` made explicit, and absolute paths of plug-ins.
+def judged_agent(config: PlaySettings) -> str:
+    """Return the agent, or what ``--remote-rm-url`` or ``--reward-model`` stands for.
 
     Raises:
-        ConfigError: For the first rule that does not hold.
+        ConfigError: If ``--agent`` names another judge.
     """
-    config = share_only_gpu(resolve_plugins(_explicit(config)))
-    for rule in RULES:
-        rule(config)
-    return changed(config, max_staleness=config.flow.staleness, asynchronous=config.flow.staleness > 0)
-
-
-def check_play(config: P) -> P:
-    """Apply the rules of a command that plays episodes, and fill in what follows from other settings.
-
-    Returns:
-        The settings with ``agent`` and ``runtime`` made explicit.
-
-    Raises:
-        ConfigError: For the first rule that does not hold.
-    """
-    config = _explicit(config)
-    for rule in (*PLAY_RULES, _penalties_of_the_run_fit):
-        rule(config)
-    return config
-
-
-def _explicit(config: P) -> P:
-    runtime = config.run.runtime
-    if runtime == "auto":
-        several = config.engine.num_engines > 1 or num_front_ends(config) > 1
-        runtime = "ray" if isinstance(config, TrainConfig) or several or config.run.ray_address else "local"
-    engine = resolve_plugin("--engine", config.engine.engine) if is_plugin(config.engine.engine) else config.engine.engine
-    return with_absolute_paths(changed(config, agent=_judged_agent(config), runtime=runtime, engine=engine))
-
-
-def _judged_agent(config: PlaySettings) -> str:
-    """The agent, or what ``--remote-rm-url`` or ``--reward-model`` stands for."""
     urls, given = config.data.remote_rm_url, config.run.agent
     if judged_by_models(config):
         return ANSWER
@@ -389,7 +350,8 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
 )
 
 
-def _penalties_of_the_run_fit(config: PlaySettings) -> None:
+def penalties_of_the_run_fit(config: PlaySettings) -> None:
+    """Refuse a turn that is shorter than the buffer before it of the run that settings are taken from."""
     budget, buffer = config.rollout.max_new_tokens, config.penalty.overlong_buffer
     if budget < buffer:
         raise ConfigError("--max-new-tokens", budget, f"is less than the run's --overlong-buffer {buffer}", f"Use at least {buffer}.")

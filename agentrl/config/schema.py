@@ -15,19 +15,7 @@ from typing import Annotated, Any, Literal
 
 from agentrl.algo.facts import facts_of
 from agentrl.algo.options import option_names
-from agentrl.assets import located_model
-from agentrl.config.algorithm import KINDS, AlgoConfig, AlgoSettings, chosen_functions
-from agentrl.config.data_rules import listed
-from agentrl.config.engine import EngineConfig, WeightsConfig
-from agentrl.config.episodes import EndpointConfig, IsolationConfig, RolloutConfig, SamplingConfig
-from agentrl.config.flow import FlowConfig
-from agentrl.config.images import ImageConfig, observing
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import LoraConfig
-from agentrl.config.partner import PartnerConfig
-from agentrl.config.record import MIB, RECORD_BYTES, TOKEN_BYTES, RecordConfig, TrackConfig, num_recorded
-from agentrl.config.reward import PenaltyConfig, RewardConfig
-from agentrl.config.sandboxes import SandboxConfig
+from agentrl.algo.plan import KINDS, AlgoConfig, AlgoSettings, chosen_functions
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import restorable
@@ -36,12 +24,18 @@ from agentrl.core.settings import (
     Alias,
     Count,
     CountOrZero,
-    Fraction,
     NonNegative,
     Positive,
     ResumeMayChange,
-    TemperatureOrZero,
 )
+from agentrl.engine.plan import EngineConfig
+from agentrl.env.plan import DataConfig, ImageConfig, IsolationConfig, SandboxConfig
+from agentrl.evaluation.plan import EvalConfig
+from agentrl.flow.plan import FlowConfig
+from agentrl.learner.plan import LearnerConfig, LoraConfig
+from agentrl.rollout.plan import EndpointConfig, ModelConfig, PartnerConfig, PenaltyConfig, RewardConfig, RolloutConfig, SamplingConfig
+from agentrl.track.plan import MIB, RECORD_BYTES, TOKEN_BYTES, RecordConfig, TrackConfig, num_recorded
+from agentrl.weights.plan import WeightsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,94 +120,6 @@ class TrainingConfig:
     def evaluates_after(self, step: int) -> bool:
         """Return True if there is an evaluation after `step` steps."""
         return bool(self.eval_every) and (step % self.eval_every == 0 or step == self.num_steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The tasks to train and to evaluate on."""
-
-    prompts: Annotated[str, Alias("--prompt-data", "--dataset-name")] = ""
-    """JSONL, CSV or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
-    between them. Empty: the environment's own ``tasks()``."""
-    prompt_probs: Annotated[str, Alias("--prompt-data-probs")] = ""
-    """Proportions in which to draw from several ``--prompts``: ``0.7,0.3``. Empty: they are one collection."""
-    prompt_split: str = "train"
-    """Split to load when ``--prompts`` names a Hugging Face data set, or a folder whose files are named after their splits."""
-    eval_prompts: Annotated[str, Alias("--eval-dataset")] = ""
-    """Tasks to evaluate on, in the same forms as ``--prompts``. Empty: the environment's own ``eval_tasks()``, else ``--eval-size``."""
-    eval_split: str = "test"
-    """The same for ``--eval-prompts``."""
-    eval_size: Annotated[CountOrZero, Alias("--num-tasks", command="eval")] = 0
-    """Tasks to evaluate on: of ``--eval-prompts`` or ``eval_tasks()`` at most so many (0: all), else so many held out of the training
-    tasks, chosen by the seed and never trained on."""
-    input_key: str = "prompt"
-    """Column that holds the prompt: text or chat messages. ``a.b``: the key ``b`` in column ``a``."""
-    label_key: str = "label"
-    """Column that holds the label, also as ``a.b``; a missing ``label`` gives ``None``."""
-    image_key: str = "images"
-    """Column that holds the images of the prompt, a list of them or one; a data set may lack it."""
-    input_template: str = ""
-    """Text around each plain-text prompt of a data set, with ``{}`` in its place; ``{{`` and ``}}`` stand for braces."""
-    apply_chat_template: bool = True
-    """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
-    system_prompt: str = ""
-    """System message put before every chat prompt."""
-    remote_rm_url: Annotated[str, Alias("--reward")] = ""
-    """Judge of single answers to ``--prompts``, without ``--agent``: URLs of reward servers with commas between, or a reward's file. With a
-    program as ``--agent`` (``harness:NAME``, ``command:CMD``): the file of the reward function that judges what the program prints."""
-    shuffle: bool = True
-    """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
-
-    @property
-    def prompt_sources(self) -> tuple[str, ...]:
-        """The data sets that `prompts` names."""
-        return listed(self.prompts)
-
-    @property
-    def prompt_weights(self) -> tuple[float, ...]:
-        """The numbers in `prompt_probs`."""
-        return tuple(map(float, listed(self.prompt_probs)))
-
-    @property
-    def eval_sources(self) -> tuple[str, ...]:
-        """The data sets that `eval_prompts` names."""
-        return listed(self.eval_prompts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The model to train."""
-
-    model: Annotated[str, Alias("--pretrain", "--model-name-or-path")] = ""
-    """Hugging Face directory or hub name. Empty: the tiny chat model that ships with agentrl; ``tiny-vision``: that which reads images."""
-    trust_remote_code: bool = False
-    """Allow the model's own Python code to run."""
-    chat_template: str = ""
-    """File of a Jinja chat template to use instead of the one that comes with the model's tokenizer."""
-    chat_template_kwargs: str = ""
-    """Variables for the chat template, as a JSON object: ``{"reasoning_effort": "low"}``."""
-    thinking: Literal["auto", "on", "off", "keep"] = "auto"
-    """``on`` and ``off`` set the chat template's own switch for thinking, ``keep`` the one that keeps the thinking of earlier turns in the
-    prompt; refused for a template without such a switch. ``auto``: as the template does by itself."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "model", located_model(self.model))
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
-    """Evaluation of the model. Choose evaluation tasks with ``--eval-prompts``, the environment's
-    ``eval_tasks()`` or ``--eval-size``.
-    """
-
-    eval_samples: Annotated[Count, ResumeMayChange, Alias("--eval-n-samples-per-prompt", "--n-samples-per-prompt")] = 4
-    """Episodes per task; pass@k is estimated for k up to this."""
-    eval_temperature: Annotated[TemperatureOrZero | None, ResumeMayChange, Alias("--temperature")] = None
-    """Sampling temperature of evaluations, at most 2; 0 takes the most likely token each time. Unset: ``--temperature``."""
-    eval_by: Annotated[str, ResumeMayChange] = ""
-    """Key of the tasks' metadata by which figures are given apart. Empty: ``kind``, else ``source``, where tasks have them."""
-    eval_pass_score: Annotated[Fraction, ResumeMayChange] = 1.0
-    """Score from which an episode counts as solved in pass@k."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,3 +232,17 @@ def _with_options(options: tuple[tuple[str, type[Any]], ...]) -> type[Any]:
     parts = {**sections_of(TrainConfig), "algo": AlgoSettings, **dict(options)}
     fields = [(name, kind, field(default_factory=kind)) for name, kind in parts.items()]
     return make_dataclass("TrainSections", fields, frozen=True, kw_only=True)
+
+
+def observing(agent: str, observe: str) -> str:
+    """Return the name of an environment with what it is to show the model, ``text`` or ``pixels``.
+
+    Raises:
+        ConfigError: If pictures are asked for, and it is no environment of gymnasium.
+    """
+    if observe == "text" or not agent or "observe=" in agent.partition("?")[2]:
+        return agent
+    if not agent.startswith("gym:"):
+        remedy = 'In a class of yours that inherits from GymEnv write observe = "pixels"; other environments return images themselves.'
+        raise ConfigError("--observe", observe, f"is for gym:ID, and --agent is {agent!r}", remedy)
+    return f"{agent}{'&' if '?' in agent else '?'}observe={observe}"

@@ -18,7 +18,7 @@ from types import MappingProxyType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, ResumeMayChange
+from agentrl.core.settings import Alias, ResumeMayChange, flag
 
 Sections = TypeVar("Sections")
 
@@ -145,11 +145,6 @@ def bare(hint: Any) -> Any:
     while get_origin(hint) is Annotated:
         hint = hint.__origin__
     return hint
-
-
-def flag(name: str) -> str:
-    """Return the command-line form of a field name."""
-    return "--async" if name == "asynchronous" else "--" + name.replace("_", "-")
 
 
 def changed(config: Sections, **values: Any) -> Sections:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from agentrl.config.sections import Setting, bare, flag
+from agentrl.config.sections import Setting, bare
 from agentrl.core.errors import ConfigError, UnknownFlagError
+from agentrl.core.settings import flag
 
 _UNFIT = re.compile(r"-|\+{0,2}[\w.]+=")
 """Beginnings of words that are no names: of short flags, and of settings as other systems write them, `actor.lr=1e-6`."""

@@ -53,3 +53,8 @@ def shown_path(path: str | os.PathLike[str]) -> str:
         if parent in _typed:
             return str(_typed[parent] / given.relative_to(parent))
     return str(path)
+
+
+def past_folder(folder: Path, step: int) -> Path:
+    """Return the directory of earlier weights."""
+    return folder / f"step-{step:08d}"

@@ -37,3 +37,13 @@ class Alias:
 
     def __init__(self, *flags: str, command: str = "") -> None:
         self.flags, self.command = flags, command
+
+
+def flag(name: str) -> str:
+    """Return the command-line form of a field name."""
+    return "--async" if name == "asynchronous" else "--" + name.replace("_", "-")
+
+
+def listed(value: str) -> tuple[str, ...]:
+    """Return the names between commas."""
+    return tuple(filter(None, map(str.strip, value.split(","))))

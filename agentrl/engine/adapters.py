@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config.lora import NATIVE_RANKS
 from agentrl.core.protocols import WeightUpdate
+from agentrl.engine.engine_args import NATIVE_RANKS
 
 SPARE_ADAPTERS = 1
 """Room for an adapter that a request still uses when it would be unloaded."""

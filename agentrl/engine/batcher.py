@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.core.errors import EngineDeadError
+from agentrl.core.model_shape import CPU_CONTEXT
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, TokenListener
 from agentrl.core.types import FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.commands import CommandQueue

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.config.model_shape import MutualLayers
 from agentrl.core.images import ImageInput, PlacedImage, mutual_blocks, positions_of
+from agentrl.core.model_shape import MutualLayers
 from agentrl.engine.slots import Step
 
 RowImages: TypeAlias = tuple[int, int, Sequence[PlacedImage]]

@@ -13,11 +13,11 @@ from vllm.model_executor.models.registry import ModelRegistry
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from agentrl.config.engine_args import parse_engine_args
-from agentrl.config.model_shape import engine_context, mutual_layers, placeholder_ids, trained_positions
+from agentrl.core.model_shape import engine_context, mutual_layers, placeholder_ids, trained_positions
 from agentrl.core.protocols import Structure
 from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
+from agentrl.engine.engine_args import parse_engine_args
 from agentrl.engine.failures import Failures
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
@@ -152,7 +152,7 @@ def _adapters(settings: EngineSettings) -> dict[str, Any]:
 def _cuda(settings: EngineSettings, config: Any) -> dict[str, Any]:
     return {
         "max_model_len": settings.engine.max_model_len or trained_positions(config) or None,
-        "gpu_memory_utilization": settings.weights.memory_share(settings.engine, torch.cuda.get_device_properties(0).total_memory),
+        "gpu_memory_utilization": settings.engine.memory_share(settings.weights, torch.cuda.get_device_properties(0).total_memory),
         "enable_sleep_mode": settings.weights.sleeps,
         "enforce_eager": settings.engine.enforce_eager,
     }

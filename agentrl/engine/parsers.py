@@ -11,7 +11,6 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import suggest
 from agentrl.core.protocols import Structure
@@ -32,6 +31,7 @@ from agentrl.rollout.endpoint.answers import (
     split_thought,
 )
 from agentrl.rollout.endpoint.neutral import Json
+from agentrl.rollout.plan import EndpointConfig
 from agentrl.rollout.text_codec import shared_length
 
 PLAIN = "Three."

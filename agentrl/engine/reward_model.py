@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentrl.config.images import ImageConfig
-from agentrl.config.reward import FLAG, RewardModelFacts, reward_model_facts
 from agentrl.core.errors import ConfigError, EnvResultError, RewardError
 from agentrl.core.images import ImageInput, image_arguments, locate
 from agentrl.core.language_models import CLASSES
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.core.types import Message
+from agentrl.engine.reward_model_facts import FLAG, RewardModelFacts, reward_model_facts
+from agentrl.env.plan import ImageConfig
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.images import ImageReader, open_reader
 

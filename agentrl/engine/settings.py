@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentrl.config.engine import EngineConfig, WeightsConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.process import LOOPBACK, without_collections
+from agentrl.engine.plan import EngineConfig
+from agentrl.rollout.plan import ModelConfig
+from agentrl.weights.plan import WeightsConfig
 
 Device = Literal["cpu", "cuda"]
 Transport = Literal["shm", "nccl", "ipc"]

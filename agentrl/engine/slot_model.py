@@ -10,8 +10,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import logging
 
-from agentrl.config.model_shape import engine_context, mutual_layers, placeholder_ids
 from agentrl.core.language_models import language_model, set_text_attention
+from agentrl.core.model_shape import engine_context, mutual_layers, placeholder_ids
 from agentrl.core.types import ExpertArray
 from agentrl.engine.image_features import ImageFeatures, RowImages, with_images
 from agentrl.engine.settings import EngineSettings

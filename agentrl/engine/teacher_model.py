@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.config.teacher import FLAG
+from agentrl.algo.teacher_specs import FLAG
 from agentrl.core.errors import ConfigError, RewardError
 from agentrl.core.language_models import language_model
 from agentrl.core.teaching import TeacherScores

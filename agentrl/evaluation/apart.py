@@ -30,7 +30,7 @@ class _Playing:
 
 
 class EvaluationsApart:
-    """Evaluates a run's model every few steps on `engines`; a hook for `agentrl.flow.train`.
+    """Evaluates a run's model every few steps on `engines`; a hook for `agentrl.flow.driver.train`.
 
     An evaluation takes the weights of its step and goes on for as long as it needs, while the run trains and publishes others. Its
     figures are in the first row that is written when it has ended, with ``eval/step``. There is one at a time: the step before the next

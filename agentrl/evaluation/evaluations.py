@@ -15,24 +15,25 @@ from statistics import fmean
 import anyio
 import anyio.lowlevel
 
-from agentrl.config.engine import EngineConfig
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
-from agentrl.config.record import num_recorded
-from agentrl.config.schema import EvalConfig, RunConfig, TrainConfig
+from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import EvalSampling, GroupRequest, Task, derive_seed
+from agentrl.engine.plan import EngineConfig
 from agentrl.env.load import AgentSpec
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
+from agentrl.evaluation.plan import EvalConfig
 from agentrl.evaluation.report import evaluation_line, log_evaluation
 from agentrl.flow.driver import first_error
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
 from agentrl.flow.state import Observer, SafePoint
 from agentrl.rollout.tasks import eval_tasks
+from agentrl.track.plan import num_recorded
 from agentrl.track.sinks import EVAL_TRAJECTORIES, TrajectoryRecorder
 from agentrl.track.text import counted
 
@@ -188,7 +189,7 @@ def kind_of(task: Task, by: str = "") -> str:
 
 
 class Evaluations:
-    """Evaluates a run's model every few steps; a hook for `agentrl.flow.train`.
+    """Evaluates a run's model every few steps; a hook for `agentrl.flow.driver.train`.
 
     The weights that were published last stay what they are until it ends. With `beside` the learner trains the next step meanwhile, and
     exports it afterwards; the model is written before, where the best is to be kept. Otherwise the learner waits. Groups to train on

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.evaluate import SelectConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.types import Status, Task
+from agentrl.evaluation.plan import SelectConfig
 from agentrl.track.jsonl import JsonLines, encode, read_lines
 
 Row = dict[str, Any]

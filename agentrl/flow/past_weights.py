@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.config.partner import past_folder
 from agentrl.core.files import replace_directory, temporary_directory
+from agentrl.core.paths import past_folder
 from agentrl.core.protocols import Learner
 from agentrl.flow.state import SafePoint
 

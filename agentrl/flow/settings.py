@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
-from agentrl.config.algorithm import AlgoConfig, options_of
+from agentrl.algo.plan import AlgoConfig, options_of
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.types import GroupRequest

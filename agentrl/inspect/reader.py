@@ -14,9 +14,10 @@ import psutil
 
 from agentrl.config.mapping import flattened
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.redaction import redacted_values
+from agentrl.core.settings import flag
 from agentrl.inspect.directory import METRICS, TRAJECTORIES, RunDirectory
 from agentrl.inspect.pieces import TokenTexts
 from agentrl.inspect.series import MetricTable

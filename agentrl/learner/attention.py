@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.utils.rnn import pad_sequence
 
-from agentrl.config.learner import LearnerConfig
 from agentrl.core.errors import ConfigError
+from agentrl.learner.plan import LearnerConfig
 
 BLOCK = 128
 """Tokens of a side of the blocks that flex attention computes or leaves out."""

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import text_part
 from agentrl.core.metrics import MetricSums
+from agentrl.core.model_shape import text_part
 from agentrl.core.operating_system import free_bytes
 from agentrl.core.types import derive_seed
 from agentrl.learner.attention import rows_are_separated, separate_rows

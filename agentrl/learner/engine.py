@@ -15,11 +15,11 @@ import torch.distributed as dist
 from deepspeed.runtime.zero import parameter_offload
 from torch import Tensor, nn
 
-from agentrl.config.learner import LearnerConfig
 from agentrl.core.errors import NonFiniteError
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.gradients import ALONE, lighten
 from agentrl.learner.optimizers import build_optimizer, full_shape
+from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import BUCKET_ELEMENTS
 

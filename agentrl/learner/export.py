@@ -15,7 +15,6 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from agentrl.config.learner import LearnerConfig
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
@@ -33,6 +32,7 @@ from agentrl.learner.lora import (
 )
 from agentrl.learner.models import PolicyModel, load_model
 from agentrl.learner.optimizers import full_shape
+from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.saved import NUM_LEARNERS, join_slices, read_tensors, saved_engine
 from agentrl.learner.settings import LearnerSettings

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import attends_to_everything, layer_kinds, mutual_layers, placeholder_ids, text_part
 from agentrl.core.errors import ConfigError
 from agentrl.core.language_models import set_text_attention
+from agentrl.core.model_shape import attends_to_everything, layer_kinds, mutual_layers, placeholder_ids, text_part
 from agentrl.learner.attention import EXTRAS, KERNELS, Kernel, choose_kernel, register, register_reference, separate_rows
 from agentrl.learner.engine import TrainEngine
 from agentrl.learner.layout import Layout, MicroBatch

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.config.lora import ALL_LINEAR, WEIGHTS_FILE, LoraConfig
-from agentrl.config.model_shape import placeholder_ids
+from agentrl.core.adapter_files import WEIGHTS_FILE
 from agentrl.core.errors import CheckpointError, ConfigError
+from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.types import derive_seed
 from agentrl.learner.engine import TrainEngine, gathered_parameter
 from agentrl.learner.layout import MicroBatch
+from agentrl.learner.plan import ALL_LINEAR, LoraConfig
 from agentrl.learner.quantised import whole_weight
 from agentrl.weights.twin import ROW, twin_of
 

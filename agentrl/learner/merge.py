@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.config.lora import CONFIG_FILE
+from agentrl.core.adapter_files import CONFIG_FILE
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.language_models import CLASSES

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import engine_context, placeholder_ids, text_part
 from agentrl.core.errors import ConfigError, LearnerError
 from agentrl.core.language_models import language_model
+from agentrl.core.model_shape import engine_context, placeholder_ids, text_part
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.head import OutputLayer, only_positions, scores_in_chunks, without_tokens

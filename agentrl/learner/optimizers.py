@@ -1,4 +1,4 @@
-"""The optimizers of `agentrl.config.optimizers` for the parameters of a module, as DeepSpeed and transformers take them."""
+"""The optimizers of `agentrl.learner.optimizer_table` for the parameters of a module, as DeepSpeed and transformers take them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from agentrl.config.optimizers import OptimizerSettings
+from agentrl.learner.optimizer_table import OptimizerSettings
 
 MOMENTUM = 0.95
 """Momentum of Muon."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.config.model_shape import attends_to_everything, text_part
 from agentrl.core.images import ImageInput, PlacedImage
+from agentrl.core.model_shape import attends_to_everything, text_part
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.layout import Ints, Layout, MicroBatch

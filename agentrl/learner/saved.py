@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.config.optimizers import OptimizerSettings
 from agentrl.core.errors import CheckpointError
 from agentrl.learner.engine import TrainEngine, gathered_parameter
+from agentrl.learner.optimizer_table import OptimizerSettings
 from agentrl.learner.optimizers import parameter_groups
 
 TAG = "state"

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentrl.config.model_shape import layer_kinds, placeholder_ids, shape_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import layer_kinds, placeholder_ids, shape_of
 from agentrl.learner.attention import Kernel
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.probes import probe

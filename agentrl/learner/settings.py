@@ -6,13 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.engine import WeightsConfig
-from agentrl.config.engine_args import parse_engine_args
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import LoraConfig
+from agentrl.algo.plan import AlgoConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.annotations import FILE
+from agentrl.learner.plan import LearnerConfig, LoraConfig
+from agentrl.weights.plan import WeightsConfig
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at once, unless `MIN_ROWS` rows have more; further chunks are recomputed in the backward pass."""
@@ -87,8 +85,7 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
 
 def _verify_every(config: TrainConfig) -> int:
     """Return the setting, or 0 where engines do not hold the learner's weights: an adapter beside them, or other numbers for them."""
-    quantised = "quantization" in parse_engine_args(config.engine.engine_args)
-    return 0 if config.weights.publish == "adapter" or quantised else config.weights.verify_weights_every
+    return 0 if config.weights.publish == "adapter" or config.engine.quantizes else config.weights.verify_weights_every
 
 
 def _engine(config: TrainConfig, device: Literal["cpu", "cuda"]) -> str:

@@ -12,9 +12,9 @@ from torch import Tensor
 from agentrl.algo.entropy import EntropyController
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
-from agentrl.config.model_shape import placeholder_ids, text_part
-from agentrl.config.teacher import learner_teacher
+from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import placeholder_ids, text_part
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
 from agentrl.learner.alarm import Comparison, MismatchAlarm

@@ -19,11 +19,11 @@ from agentrl.algo.corrections import needs_whole_batch
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import approximate_kl
 from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
+from agentrl.algo.plan import bootstraps
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
+from agentrl.algo.teacher_specs import SELF
 from agentrl.algo.token_losses import Denominators, LossInputs, aggregate, shares, value_loss
-from agentrl.config.algorithm import bootstraps
-from agentrl.config.teacher import SELF
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import derive_seed
 from agentrl.learner.annotations import Annotator

@@ -14,8 +14,8 @@ from agentrl.algo.corrections import find_correction
 from agentrl.algo.estimators import find_estimator
 from agentrl.algo.losses import find_loss
 from agentrl.algo.off_policy import OffPolicyCorrection
+from agentrl.algo.plan import AlgoConfig, options_of
 from agentrl.algo.token_losses import Denominators, PolicyLoss
-from agentrl.config.algorithm import AlgoConfig, options_of
 from agentrl.learner.batch import Batch
 from agentrl.learner.layout import MicroBatch
 

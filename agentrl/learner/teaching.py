@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.distillation import top_k_divergence
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.teacher import served_teachers
+from agentrl.algo.plan import AlgoConfig
+from agentrl.algo.teacher_specs import served_teachers
 from agentrl.core.errors import BatchError
 from agentrl.learner.batch import Batch, Row
 from agentrl.learner.layout import MicroBatch

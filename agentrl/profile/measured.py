@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.core.errors import ConfigError
-from agentrl.profile.memory import CONTEXT, GIB
-from agentrl.profile.plan import Plan, Workload, step_seconds
 from agentrl.profile.recorded import paced
-from agentrl.profile.speed import Range, step_flops
+from agentrl.sizing.memory import CONTEXT, GIB
+from agentrl.sizing.plan import Plan, Workload, step_seconds
+from agentrl.sizing.speed import Range, step_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

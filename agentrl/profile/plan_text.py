@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from agentrl.profile.memory import GIB
-from agentrl.profile.plan import Plan, Workload, step_seconds
-from agentrl.profile.search import KEPT, Remedy, more_gpus, remedies
-from agentrl.profile.speed import Range
+from agentrl.sizing.memory import GIB
+from agentrl.sizing.plan import Plan, Workload, step_seconds
+from agentrl.sizing.search import KEPT, Remedy, more_gpus, remedies
+from agentrl.sizing.speed import Range
 from agentrl.track.text import counted
 
 

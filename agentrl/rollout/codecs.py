@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.config.episodes import EndpointConfig
-from agentrl.config.images import ImageConfig
-from agentrl.config.schema import DataConfig, ModelConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Prompt
+from agentrl.env.plan import DataConfig, ImageConfig
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import names_own_form
 from agentrl.rollout.images import open_reader
+from agentrl.rollout.plan import EndpointConfig, ModelConfig
 from agentrl.rollout.template import ChatTemplate
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.config.teacher import TEMPLATE_FLAG, check_hint_template
 from agentrl.core.errors import AgentRLError, RewardError
 from agentrl.core.types import IntArray, Message, Prompt, Status, Task, Trajectory, Turn, ints
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.learned import contexts, failed
+from agentrl.rollout.template_files import TEMPLATE_FLAG, check_hint_template
 
 
 class Hints:

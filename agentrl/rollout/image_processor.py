@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.config.model_shape import mutual_layers, placeholder_ids, prompt_placeholder
 from agentrl.core.errors import ConfigError
 from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, filled_up, positions_of
 from agentrl.core.language_models import rope_index
+from agentrl.core.model_shape import mutual_layers, placeholder_ids, prompt_placeholder
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.core.types import ints
 

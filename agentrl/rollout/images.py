@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from agentrl.config.images import ImageConfig
-from agentrl.config.model_shape import local_config, prompt_placeholder, reads_images
 from agentrl.core.errors import EnvResultError
 from agentrl.core.images import ImageInput, PlacedImage, expand
+from agentrl.core.model_shape import local_config, prompt_placeholder, reads_images
 from agentrl.env.images import image_text
+from agentrl.env.plan import ImageConfig
 from agentrl.rollout.image_processor import Processor
 from agentrl.rollout.image_urls import ImageFetcher
 from agentrl.rollout.lane import Lane

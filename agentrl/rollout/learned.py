@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.config.reward import ANSWER
 from agentrl.core.errors import AgentRLError
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts, clipped, normalized
 from agentrl.core.types import GroupRequest, Message, Status, Trajectory, Turn, as_messages
 from agentrl.env.images import lifted
+from agentrl.env.plan import ANSWER
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.penalties import stop_properly
 from agentrl.rollout.settings import EpisodeSettings

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from agentrl.config.partner import PartnerSpec, partner_specs, past_folder, past_steps
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, EnvError, RemoteError
+from agentrl.core.paths import past_folder
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest, Message, derive_seed
@@ -20,6 +20,7 @@ from agentrl.env.remote.completions import complete
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import make_codec
 from agentrl.rollout.observers import SamplerEngine, written_turn
+from agentrl.rollout.partner_specs import PartnerSpec, partner_specs, past_steps
 from agentrl.rollout.settings import EpisodeSettings
 
 if TYPE_CHECKING:

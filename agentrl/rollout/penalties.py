@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agentrl.config.reward import PenaltyConfig
 from agentrl.core.types import FinishReason, Turn
+from agentrl.rollout.plan import PenaltyConfig
 from agentrl.rollout.step_rewards import with_reward
 
 

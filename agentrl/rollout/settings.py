@@ -9,21 +9,20 @@ from statistics import median
 from typing import Any, Literal
 
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.algorithm import bootstraps, has_ratios
-from agentrl.config.engine_rules import num_front_ends
-from agentrl.config.episodes import IsolationConfig, SamplingConfig
+from agentrl.algo.plan import bootstraps, has_ratios
+from agentrl.algo.teacher_specs import TeachingSettings, served_teachers
 from agentrl.config.evaluate import EvaluateConfig
-from agentrl.config.flow import FlowConfig
-from agentrl.config.partner import partner_specs
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, sections_of
-from agentrl.config.teacher import TeachingSettings, served_teachers
 from agentrl.core.types import EvalSampling, GroupRequest, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
+from agentrl.env.plan import IsolationConfig
 from agentrl.env.results import bad_result
 from agentrl.env.sandbox.spec import SandboxChoice
 from agentrl.rollout.group_rewards import GroupRewardSettings
+from agentrl.rollout.partner_specs import partner_specs
+from agentrl.rollout.plan import SamplingConfig
 
 TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "
@@ -156,12 +155,12 @@ class EpisodeSettings(PlaySettings):
     def max_concurrent(self) -> int:
         """Episodes under way at once in one of the engine's rollout workers; 0: their number follows the engine's load."""
         limit = self.rollout.max_concurrent_episodes
-        return max(1, limit // num_front_ends(self)) if limit else 0
+        return max(1, limit // self.rollout.num_front_ends) if limit else 0
 
     @property
     def start_concurrent(self) -> int:
         """Episodes under way at once to begin with, if their number follows the engine's load."""
-        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // num_front_ends(self)
+        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.num_front_ends
 
     def for_member(self, group_request: GroupRequest, index: int) -> EpisodeSettings:
         """Return the settings with what the group request changes for the episode of that number; the one behind the members is greedy."""
@@ -185,7 +184,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
         own["run_name"] = str(config.training.run_dir or "")
         own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config)}
-        own |= {"forks": fork_settings(config.flow), "keeps_unread": bootstraps(config.algo)}
+        own |= {"forks": fork_settings(config), "keeps_unread": bootstraps(config.algo)}
         own |= {"teaching": teaching_settings(config), "hint_template": config.algo.teacher_template}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
@@ -227,9 +226,9 @@ def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:
     return GroupRewardSettings(name=flow.group_reward, weight=weight, replaces=replaces, timeout_s=timeout_s) if flow.group_reward else None
 
 
-def fork_settings(flow: FlowConfig) -> ForkSettings | None:
+def fork_settings(config: TrainConfig) -> ForkSettings | None:
     """Return the settings of the forks of a run; `None` if nothing is forked."""
-    at = flow.branch_at
+    flow, at = config.flow, config.flow.branch_at
     return None if at == "never" else ForkSettings(at=at, branches=flow.branches, entropy=flow.branch_entropy)
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.model_shape import max_positions
-from agentrl.config.schema import DataConfig, PlaySettings, TrainConfig
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import max_positions
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task, derive_seed
 from agentrl.env.load import AgentSpec
+from agentrl.env.plan import DataConfig
 from agentrl.env.prompts import PromptFormat, column_paths, read_prompts
 from agentrl.env.rewards.function import judging_reward
 from agentrl.env.sampling import Sampling

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from agentrl.config.teacher import FLAG, TeacherSpec, TeachingSettings, teacher_of
+from agentrl.algo.teacher_specs import FLAG, TeacherSpec, TeachingSettings, teacher_of
 from agentrl.core.errors import AgentRLError, ConfigError, RemoteError, RewardError
 from agentrl.core.teaching import Teacher, TeacherScores
 from agentrl.core.types import GroupRequest, IntArray, Status, Task, Trajectory, Turn, floats, ints

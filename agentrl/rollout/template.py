@@ -20,9 +20,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from agentrl.config.data_rules import read_template, template_variables
 from agentrl.core.errors import ChatTemplateError, ConfigError
 from agentrl.rollout.appending import with_marks
+from agentrl.rollout.template_files import read_template, template_variables
 
 DEADLINE_S = 10.0
 """Seconds of computing that one rendering may take; an honest one takes milliseconds."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.process import collect_rarely, resident_mib
 from agentrl.core.protocols import Engine, EngineLimits, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
@@ -38,6 +37,7 @@ from agentrl.rollout.group_rewards import GroupRewards
 from agentrl.rollout.hints import Hints
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.partners import MakeEngine, Partner, Partners
+from agentrl.rollout.plan import EndpointConfig
 from agentrl.rollout.records import group_records
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.teachers import MakeTeacher, Teachers

@@ -41,9 +41,9 @@ def check_engine(make: Callable[[EngineSettings], Engine], *, model: str = "", *
     Raises:
         AssertionError: If something does not hold; with the request and the answer.
     """
-    from agentrl.config.engine import EngineConfig
-    from agentrl.config.schema import ModelConfig
+    from agentrl.engine.plan import EngineConfig
     from agentrl.engine.settings import EngineSettings, prepare_environment
+    from agentrl.rollout.plan import ModelConfig
 
     path = model or str(tiny_model_path())
     settings = EngineSettings(model=ModelConfig(model=path), engine=EngineConfig(**{"kv_cache_gib": 0.1, "max_num_seqs": 32, **flags}))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.record import RunRecord, TrackConfig
 from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd, StepEnd
 from agentrl.core.recording import RecordBudget
 from agentrl.core.summaries import GroupSummary
@@ -15,6 +14,7 @@ from agentrl.track.card import ModelCard
 from agentrl.track.index import IndexWriter, num_episodes, parsed
 from agentrl.track.jsonl import PROMISED, JsonLines, encode
 from agentrl.track.own_sinks import OwnSink, load_sinks
+from agentrl.track.plan import RunRecord, TrackConfig
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 from agentrl.track.services import ExperimentTracker, TensorBoard
 

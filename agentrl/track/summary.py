@@ -14,9 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.config.episodes import RolloutConfig
-from agentrl.config.lora import holds_adapter
-from agentrl.config.schema import DataConfig
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
@@ -24,6 +22,8 @@ from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
 from agentrl.core.redaction import redacted_words
 from agentrl.env.given import PREFIX
+from agentrl.env.plan import DataConfig
+from agentrl.rollout.plan import RolloutConfig
 from agentrl.track.jsonl import encode
 from agentrl.track.text import Screen, count, counted, duration, mean, number, percent, sparkline
 

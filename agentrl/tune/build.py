@@ -11,14 +11,13 @@ import torch
 import transformers
 from transformers import TrainingArguments
 
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import ALL_LINEAR
-from agentrl.config.model_shape import trained_positions
 from agentrl.core.errors import ConfigError
 from agentrl.core.language_models import CLASSES, language_model
+from agentrl.core.model_shape import trained_positions
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.lora import outside_text
 from agentrl.learner.merge import LABELS
+from agentrl.learner.plan import ALL_LINEAR, LearnerConfig
 from agentrl.learner.quantised import quantisation, use_one_product
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.methods import Method

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.config.data_rules import listed
 from agentrl.core.errors import ConfigError, DataError
+from agentrl.core.settings import listed
 from agentrl.core.types import derive_seed
 from agentrl.env.prompts import PromptFormat, read_rows
 from agentrl.env.tasks import TaskOrder, shares

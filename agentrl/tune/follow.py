@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from agentrl.config.lora import holds_adapter
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.files import remove_directory, replace_directory, temporary_directory, write_manifest
 from agentrl.core.language_models import copy_processor

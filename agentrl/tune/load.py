@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.load import Command, flag_value
+from agentrl.config.load import Command, Loaded, flag_value
 from agentrl.config.load import load as load_command
 from agentrl.config.load import load_given as load_given_command
-from agentrl.config.mapping import COMMAND, differences
+from agentrl.config.mapping import differences
 from agentrl.config.mapping import to_json as settings_json
 from agentrl.core.errors import ConfigError
 from agentrl.tune.methods import METHODS, Method
@@ -28,9 +28,9 @@ class TuneCommand(Command[TuneConfig]):
         super().__init__(method.command, method.config, intro, words=(), also=("--config", "--dry-run"))
         self.method = method
 
-    def finish(self, config: TuneConfig, given: Container[str], saved: Mapping[str, Any]) -> TuneConfig:
+    def finish(self, loaded: Loaded[TuneConfig]) -> TuneConfig:
         """Fill in the learning rate and what evaluations are judged by, and apply the rules of the method."""
-        return check(self.method, with_best(with_learning_rate(self.method, config)))
+        return check(self.method, with_best(with_learning_rate(self.method, loaded.settings)))
 
 
 @cache
@@ -75,7 +75,7 @@ def saved_settings(resume: str) -> Path | None:
 
 def to_json(method: Method, config: TuneConfig) -> str:
     """Return the resolved settings as indented JSON, by section, with the command that they belong to."""
-    return settings_json(config, **{COMMAND: method.command})
+    return settings_json(config, command=method.command)
 
 
 def check_unchanged(saved: Mapping[str, Any], config: TuneConfig) -> None:

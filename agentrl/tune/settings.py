@@ -11,12 +11,12 @@ from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Le, Lt
 
-from agentrl.config.images import ImageConfig
-from agentrl.config.lora import LoraConfig
-from agentrl.config.optimizers import BETAS, OptimizerName
-from agentrl.config.record import TrackConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
+from agentrl.env.plan import ImageConfig
+from agentrl.learner.optimizer_table import BETAS, OptimizerName
+from agentrl.learner.plan import LoraConfig
+from agentrl.rollout.plan import ModelConfig
+from agentrl.track.plan import TrackConfig
 
 
 @dataclass(frozen=True, kw_only=True)

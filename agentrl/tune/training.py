@@ -13,7 +13,7 @@ import transformers
 from rich.console import Console
 from transformers import PrinterCallback
 
-from agentrl.config.lora import holds_adapter
+from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path

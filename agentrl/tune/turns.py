@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ChatTemplateError
 from agentrl.core.types import Message
 from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout.appending import END, MESSAGE
 from agentrl.rollout.forms import PROBE, QUESTION, Dialect, call_id, find_dialect, lost, probe_call, reasoning_of, with_calls_as_text
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.template import OPENING, REMEDY, SWITCHES, ChatTemplate, variables_of
 from agentrl.rollout.text_codec import TextCodec, shared_length
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import changes_with_length
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import changes_with_length
 
 
 def fix_rope(model: nn.Module, context: int, flag: str = "--max-model-len") -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from agentrl.config.model_shape import shape_of
+from agentrl.core.model_shape import shape_of
 from agentrl.core.types import ExpertArray
 
 T = TypeVar("T")

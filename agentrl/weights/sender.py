@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agentrl.config.lora import CONFIG_FILE, WEIGHTS_FILE
+from agentrl.core.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from agentrl.core.errors import WeightSyncError
 from agentrl.core.files import owned_directory, remove_abandoned
 from agentrl.core.operating_system import memory_root

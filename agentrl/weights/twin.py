@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.weights.rope import fix_rope
 from agentrl.weights.twin_images import drawn_images, vision_twin_config

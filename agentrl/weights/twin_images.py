@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.config.model_shape import mutual_layers, placeholder_ids
 from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, joined_tensors
 from agentrl.core.language_models import rope_index
+from agentrl.core.model_shape import mutual_layers, placeholder_ids
 from agentrl.core.types import ints
 from agentrl.weights.twin_sizes import VOCABULARY, is_kept
 

@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import GroupRequest, Sampling
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.observers import SampleEvent, WatchedEngine
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 

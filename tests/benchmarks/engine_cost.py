@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import Engine, WeightUpdate
 from agentrl.core.types import GroupRequest
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.env.load import load_agent
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import ENVS

@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import torch
 
-from agentrl.config.model_shape import shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.model_shape import shape_of
 from agentrl.core.types import Group, Status, Task, Trajectory, ints
 from agentrl.doctor.machine.packages import installed
 from agentrl.doctor.machine.speed import matmul_rate
@@ -32,8 +32,8 @@ from agentrl.learner.attention import KERNELS, Costs, register
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.trees import one_row_bundles, share_prefixes
-from agentrl.profile.memory import CONTEXT, learner_parts
-from agentrl.profile.speed import pass_flops
+from agentrl.sizing.memory import CONTEXT, learner_parts
+from agentrl.sizing.speed import pass_flops
 from tests.benchmarks._gpu_checks import WHOLE, Found, demo, doctor, findings
 from tests.benchmarks.balance import answer
 from tests.benchmarks.learner_memory import PeakMemory, micro_batch

@@ -25,11 +25,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.engine import EngineConfig, WeightsConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings
+from agentrl.rollout.plan import ModelConfig
+from agentrl.weights.plan import WeightsConfig
 from agentrl.weights.sender import SharedMemorySender
 
 CONTEXT = 4096

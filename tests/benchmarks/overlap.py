@@ -25,16 +25,17 @@ from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.cluster.runtime import make_runtime
-from agentrl.config.commands import load_config
-from agentrl.config.model_defaults import settle_engine
+from agentrl.config.model_defaults import settled_engine
 from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import AgentSpec, load_agent
-from agentrl.flow import FlowSettings, flow_settings, train
 from agentrl.flow.checkpoint import Progress
+from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
+from agentrl.flow.settings import FlowSettings, flow_settings
+from agentrl.resolve.commands import load_config
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
@@ -140,7 +141,8 @@ class Rig:
     """
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self.config, _ = settle_engine(load_config(["--runtime", "ray", "--record", "none", *flags]))
+        config = load_config(["--runtime", "ray", "--record", "none", *flags])
+        self.config = config if config.engine.engine != "auto" else changed(config, engine=settled_engine(config)[0])
         self._runtime = make_runtime(self.config, lambda stage: None)
         self._tasks = iter(open_tasks(self.config, load_agent(self.config.run.agent)))
         self._progress = Progress()

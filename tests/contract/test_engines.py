@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError
 from agentrl.core.protocols import Engine, SleepingEngine, WeightUpdate
 from agentrl.core.types import FinishReason, Generation
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.shared import EngineHost, SharedEngine
 from agentrl.testing import engines as contract
+from agentrl.weights.plan import WeightsConfig
 from agentrl.weights.sender import SharedMemorySender
 from tests.e2e.vllm_support import CONTEXT, END, equal, expect_fence, prompt, random_llama, reference, request, saved, settings
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from agentrl import Task
-from agentrl.config.commands import load_config
 from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent
-from agentrl.flow import RunResult, flow_settings, group_filter, train
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
+from agentrl.flow.settings import flow_settings, group_filter
+from agentrl.resolve.commands import load_config
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import succeeded

@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers.utils import is_torchvision_available
 
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.protocols import Engine, WeightUpdate
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.engine.vllm_engine import VllmEngine
+from agentrl.rollout.plan import ModelConfig
 from tests.image_support import Player, mismatch, reader_of
 from tests.vision_families import FAMILIES, make_family
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import EngineError
 from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import Engine, GenerationRequest, WeightUpdate
 from agentrl.core.types import Sampling, ints
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.rollout.images import ImageReader
+from agentrl.rollout.plan import ModelConfig
 from tests.image_support import Player, mismatch, picture, reader_of
 
 pytestmark = pytest.mark.anyio

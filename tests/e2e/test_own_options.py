@@ -99,7 +99,7 @@ def test_two_steps_on_ray_are_those_of_one_process(tmp_path: Path, file: Path) -
 
 
 def test_wrong_options_are_named(file: Path) -> None:
-    from agentrl.api.settings import train_settings
+    from tests.given import train_settings
 
     own = {"policy_loss": f"{file}:mine"}
     with pytest.raises(ConfigError, match=r"--my-tau = -1.0: must be greater than 0"):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.config.engine import WeightsConfig
-from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import WeightSyncError
 from agentrl.core.protocols import WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.learner.learner import LearnerRank
+from agentrl.learner.plan import LoraConfig
+from agentrl.weights.plan import WeightsConfig
 from agentrl.weights.sender import AdapterSender, SharedMemorySender
 from tests.e2e.vllm_support import reference, request, settings
 from tests.learner_support import make_groups, make_settings, write_model

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import EngineDeadError, WeightSyncError
 from agentrl.core.protocols import Engine, GenerationRequest, WeightUpdate
 from agentrl.core.types import Generation, Sampling, ints
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings
+from agentrl.rollout.plan import ModelConfig
 
 IN_PROCESS = EngineConfig(max_num_seqs=64, kv_cache_gib=0.06, engine_core="process")
 END = 2

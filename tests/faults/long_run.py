@@ -20,17 +20,18 @@ from pathlib import Path
 
 import psutil
 
-from agentrl.config.commands import load_config
 from agentrl.config.mapping import to_json
 from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.manifest import FileEntry, flush_files
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent
-from agentrl.flow import flow_settings, group_filter, train
+from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
+from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.flow.worker_slots import Supervision
+from agentrl.resolve.commands import load_config
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker

@@ -14,8 +14,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import SafePoint
 from agentrl.flow.worker_slots import Supervision

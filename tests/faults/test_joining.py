@@ -71,7 +71,7 @@ def test_a_cluster_that_refuses_the_token_is_one_error(tmp_path: Path, saw: Saw)
 PLACING = """
 import asyncio, sys
 from agentrl.cluster.ray_runtime import RayRuntime
-from agentrl.config.commands import load_config
+from agentrl.resolve.commands import load_config
 
 async def main():
     config = load_config(["--agent", "module:Name", *sys.argv[1:]])

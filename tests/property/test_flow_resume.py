@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from agentrl.core.types import GroupRequest, Task
 from agentrl.env.sampling import Sampling, TaskSampler
 from agentrl.env.tasks import TaskSource
-from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress, repeated_tasks
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import StopRequest
 from tests.property.test_flow_staleness import Script, bounded, scripts

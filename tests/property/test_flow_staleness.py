@@ -15,8 +15,8 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Task
-from agentrl.flow import FlowSettings
 from agentrl.flow.queue import Accepted, GroupQueue
+from agentrl.flow.settings import FlowSettings
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, run_virtual
 
 

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from agentrl.core.operating_system import end_with_parent
 from agentrl.doctor.machine.findings import Finding, Level
-from agentrl.profile.rates import Rates
+from agentrl.sizing.rates import Rates
 
 if TYPE_CHECKING:
     import torch

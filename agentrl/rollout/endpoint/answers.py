@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from agentrl.config.episodes import EndpointConfig
 from agentrl.core.protocols import Structure
 from agentrl.env.tools.calls import (
     TAG,
@@ -25,6 +24,7 @@ from agentrl.env.tools.calls import (
 )
 from agentrl.env.tools.channels import split_channels
 from agentrl.rollout.endpoint.neutral import Json
+from agentrl.rollout.plan import EndpointConfig
 
 AUTO_PARSER, JSON_PARSER = "auto", "json"
 """Names of the parser that reads what the chat template writes, and of the one that needs no vLLM."""

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import spare_imports
 from agentrl.core.serving import (
@@ -29,6 +28,7 @@ from agentrl.rollout.endpoint.delivery import Delivery
 from agentrl.rollout.endpoint.desk import Desk
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.lane import Turns
+from agentrl.rollout.plan import EndpointConfig
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Discounte
 from agentrl.algo.compute import compute_advantages
 from agentrl.algo.estimators import ESTIMATORS
 from agentrl.algo.estimators.gae import GaeOptions
-from agentrl.config.commands import load_config
 from agentrl.core.errors import BatchError, ConfigError
+from agentrl.resolve.commands import load_config
 from tests.unit.algo.chosen import estimator_options
 from tests.unit.algo.ragged import outcome_inputs, ragged
 

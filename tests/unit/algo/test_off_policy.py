@@ -9,7 +9,7 @@ from agentrl.algo.corrections import CORRECTIONS, correction_facts
 from agentrl.algo.corrections.masks import opsm_keep, second_moment_threshold
 from agentrl.algo.corrections.ratios import RatioOptions
 from agentrl.algo.off_policy import Correction, CorrectionInputs, interpolate_old
-from agentrl.config.algorithm import options_of
+from agentrl.algo.plan import options_of
 from agentrl.core.errors import BatchError, ConfigError
 from tests.learner_support import algorithm
 from tests.unit.algo.chosen import correction_inputs, correction_options

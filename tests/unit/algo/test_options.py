@@ -13,9 +13,9 @@ from agentrl.algo.compute import compute_policy_loss
 from agentrl.algo.corrections import find_correction
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.losses import POLICY_LOSSES, find_loss, loss_facts
-from agentrl.config.algorithm import AlgoConfig, options_of
-from agentrl.config.commands import load_config
+from agentrl.algo.plan import AlgoConfig, options_of
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 from tests.unit.algo.test_own_algorithms import loss_batch, own
 
 

@@ -28,9 +28,9 @@ from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.losses.sapo import SapoOptions
 from agentrl.algo.options import NoOptions
 from agentrl.algo.token_losses import LossInputs, LossOptions
-from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError, PluginError
 from agentrl.core.summaries import GroupSummary
+from agentrl.resolve.commands import load_config
 from tests.unit.algo.chosen import estimator_options, loss_options
 from tests.unit.algo.ragged import ragged
 from tests.unit.flow.fakes import member

@@ -14,10 +14,10 @@ import pytest
 from huggingface_hub import constants
 
 from agentrl.api.hub import check_hub, push_model
-from agentrl.config.commands import load_config
-from agentrl.config.record import RecordConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, RemoteError
+from agentrl.resolve.commands import load_config
+from agentrl.track.plan import RecordConfig
 
 TOKEN = "hf_" + "a" * 20
 CONFIG = replace(TrainConfig(), record=RecordConfig(push_to_hub="me/first"))

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.api.settings import environment, eval_settings, train_settings
-from agentrl.config.commands import load_config, load_eval
+from agentrl.api.settings import environment, eval_settings
 from agentrl.core.errors import ConfigError, EnvLoadError
+from agentrl.resolve.commands import load_config, load_eval
+from tests.given import train_settings
 
 ROOT = Path(__file__).parents[3]
 AGENT = str(ROOT / "envs" / "arithmetic.py")
@@ -49,7 +50,7 @@ def message(function: Any, *arguments: Any) -> str:
 
 
 def from_flags(words: list[str]) -> Any:
-    from agentrl.api.resume import with_saved_settings
+    from agentrl.resolve.saved import with_saved_settings
 
     return load_config(with_saved_settings(["--agent", AGENT, *words]))
 

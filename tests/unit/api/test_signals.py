@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.api.background import ENDING_S, REPEATED_S
-from agentrl.api.resume import saved_so_far
+from agentrl.api.rewinding import saved_so_far
 
 RUN = """
 import asyncio, sys, time

@@ -17,11 +17,11 @@ from agentrl.certify.before import is_known, kernels_of, refuse_wrong
 from agentrl.certify.kept import certificate_file, keep_certificate, read_certificate
 from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.cli.main import main
-from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import CACHE
+from agentrl.learner.plan import LearnerConfig
 
 SETTINGS = {"model_type": "gemma2", "hidden_size": 8}
 

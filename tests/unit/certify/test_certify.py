@@ -22,11 +22,11 @@ from agentrl.certify.configs import read_config
 from agentrl.certify.results import Certificate, Verdict
 from agentrl.certify.rows import trial_batch
 from agentrl.certify.run import certify
-from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import ConfigError
 from agentrl.engine import batcher
 from agentrl.learner import attention, kernels, layout, lora, models
 from agentrl.learner.lora import add_adapter
+from agentrl.learner.plan import LoraConfig
 from agentrl.weights.twin import build_twin, twin_config
 from tests.model_matrix import READ_IMAGES, image_configuration
 

@@ -13,10 +13,10 @@ from agentrl.certify import templates
 from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.certify.templates import DIALOGUES, compare_renderings, compare_template
 from agentrl.cli.main import main
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.plan import ModelConfig
 from tests.unit.rollout.families import SOURCES, family
 from tests.unit.rollout.templates import tokenizer
 

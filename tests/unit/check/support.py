@@ -16,11 +16,11 @@ from agentrl.check.results import play_standard
 from agentrl.check.supervise import check
 from agentrl.check.tasks import read_tasks
 from agentrl.check.tokenizer import load_codec
-from agentrl.config.schema import DataConfig
 from agentrl.config.sections import changed
 from agentrl.env.black_box import BlackBoxAgent
 from agentrl.env.executor import Executor
 from agentrl.env.load import load_agent, preload
+from agentrl.env.plan import DataConfig
 from tests.unit.check.forks import forked
 
 BROKEN = Path(__file__).with_name("broken")

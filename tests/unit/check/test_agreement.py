@@ -14,10 +14,12 @@ from agentrl.assets import tiny_model_path
 from agentrl.check.findings import Severity
 from agentrl.check.policies import label_text
 from agentrl.check.tokenizer import load_codec
-from agentrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
+from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.env.load import load_agent
+from agentrl.env.plan import DataConfig
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker

@@ -14,18 +14,19 @@ from agentrl.assets import tiny_model_path
 from agentrl.check.play import make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
-from agentrl.config.engine import EngineConfig
-from agentrl.config.episodes import IsolationConfig, RolloutConfig
-from agentrl.config.schema import ModelConfig, RunConfig, TrainConfig
+from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import GroupRequest, Status, Task
+from agentrl.engine.plan import EngineConfig
 from agentrl.env.agent import ResetState, StepState
 from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.plan import IsolationConfig
 from agentrl.env.tasks import TaskSource
 from agentrl.inspect.compare import Verdict
 from agentrl.inspect.play import PlaySession
 from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.plan import ModelConfig, RolloutConfig
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker

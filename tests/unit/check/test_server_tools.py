@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import DataConfig
+from agentrl.env.plan import DataConfig
 from agentrl.env.responses import PARAMS
 from tests import env_servers
 from tests.unit.check.support import played

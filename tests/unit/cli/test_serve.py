@@ -18,11 +18,11 @@ import pytest
 from agentrl.api import serving
 from agentrl.api.serving import NO_MODEL, serve, summary
 from agentrl.cli.main import main
-from agentrl.config.episodes import EndpointConfig
 from agentrl.config.evaluate import ServeConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.rollout.endpoint.answers import Parts, Settled
+from agentrl.rollout.plan import EndpointConfig
 
 READY = re.compile(r"serving (\S+) at (http://127\.0\.0\.1:\d+) key (\S+)")
 QUESTION = [{"role": "user", "content": "Who is there?"}]

@@ -12,12 +12,12 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.cli.main import main as command
 from agentrl.cli.train import main
-from agentrl.config.commands import TRAIN
 from agentrl.config.load import load
 from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import TRAIN
 from agentrl.rollout.tasks import check_model
 
 REWARD = "def reward(completion, label):\n    return float(completion == label)\n"

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from agentrl.cluster import build
-from agentrl.config.engine import EngineConfig
-from agentrl.config.episodes import RolloutConfig
-from agentrl.config.schema import ModelConfig, RunConfig, TrainConfig
+from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import weight_transport
+from agentrl.rollout.plan import ModelConfig, RolloutConfig
 from agentrl.weights.cuda import GroupSender
 from agentrl.weights.sender import SharedMemorySender
 

@@ -15,11 +15,11 @@ import pytest
 from agentrl.cluster import joining
 from agentrl.cluster.joining import Site, check_paths, find_cluster, pack, traveling_environment
 from agentrl.cluster.ray_actors import interface_of
-from agentrl.config.commands import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.env.load import load_agent
+from agentrl.resolve.commands import load_config
 
 AGENT = """
 from agentrl import AgentInstance, StepResult

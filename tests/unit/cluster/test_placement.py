@@ -8,12 +8,13 @@ from agentrl.cluster import ray_actors
 from agentrl.cluster.placement import free_places, plan, shortage
 from agentrl.cluster.ray_runtime import RayRuntime
 from agentrl.cluster.runtime import evaluators_of, pool_of
-from agentrl.config.engine import EngineConfig, WeightsConfig
-from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import WeightUpdate
+from agentrl.engine.plan import EngineConfig
+from agentrl.learner.plan import LearnerConfig
+from agentrl.weights.plan import WeightsConfig
 
 
 def config(*, engines: int = 2, parallel: int = 1, ranks: int = 2, colocate: bool = False) -> TrainConfig:

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 AGENT = ["--agent", "module:Name"]
 GAE = ["--advantage-estimator", "gae"]

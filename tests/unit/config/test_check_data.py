@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 
 def load(folder: Path, *flags: str) -> TrainConfig:

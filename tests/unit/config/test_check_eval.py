@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.config.engine_rules import needed_gpus, num_engines, share_only_gpu
 from agentrl.config.rules import EVAL_RULES
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 AGENT = ["--agent", "module:Name"]
 EVERY = ["--eval-every", "5"]

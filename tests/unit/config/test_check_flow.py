@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.commands import load_eval
-from agentrl.config.episodes import EndpointConfig, RolloutConfig, SamplingConfig
-from agentrl.config.flow import FlowConfig
+from agentrl.algo.plan import AlgoConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.partner import PartnerConfig
-from agentrl.config.record import RecordConfig
-from agentrl.config.rules import check
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.flow.plan import FlowConfig
+from agentrl.resolve.commands import load_eval
+from agentrl.rollout.plan import EndpointConfig, PartnerConfig, RolloutConfig, SamplingConfig
+from agentrl.track.plan import RecordConfig
+from tests.given import checked as check
 
 RUN = RunConfig(agent="gym:CartPole-v1")
 

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from agentrl.config.episodes import IsolationConfig
 from agentrl.config.rules import ISOLATION_RULES
 from agentrl.config.schema import TrainConfig
 from agentrl.core import operating_system
 from agentrl.core.errors import ConfigError
 from agentrl.env.isolation.system import ProcessLimits, child_environment
+from agentrl.env.plan import IsolationConfig
 from agentrl.rollout.settings import process_limits
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.config.learner_rules import check_learner
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 AGENT = ["--agent", "module:Name"]
 
@@ -221,10 +221,10 @@ def test_an_optimizer_of_whole_matrices_has_its_own_defaults() -> None:
 
 
 def test_an_optimizer_of_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.optimizers.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("agentrl.config.learner_rules.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--optimizer = 'adamw_8bit': needs bitsandbytes, .*pip install 'agentrl\[qlora\]'"):
         load_config([*AGENT, "--optimizer", "adamw_8bit"])
-    monkeypatch.setattr("agentrl.config.optimizers.importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("agentrl.config.learner_rules.importlib.util.find_spec", lambda name: object())
     assert load_config([*AGENT, "--optimizer", "adamw_8bit", "--zero-stage", "3"]).learner.optimizer == "adamw_8bit"
     for name in ("optimizer_offload", "deepcompile"):
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} = True: goes with --optimizer adamw only"):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 URL = "http://127.0.0.1:5000/get_reward"
 PROMPTS = ["--prompts", "org/name"]

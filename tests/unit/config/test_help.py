@@ -4,12 +4,13 @@ import pickle
 
 import pytest
 
-from agentrl.config.algorithm import built_in_options
-from agentrl.config.commands import load_config
+from agentrl.algo.plan import built_in_options
 from agentrl.config.load import aliases, other_systems
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError, UnknownFlagError
+from agentrl.core.settings import flag
+from agentrl.resolve.commands import load_config
 
 OPENRLHF_SCRIPT = """
 --pretrain M --load_checkpoint --save_path P --ckpt_path C --save_hf_ckpt --max_ckpt_num 3 --save_steps 10 --agent_func_path f.py

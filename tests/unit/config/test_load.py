@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.config.load import aliases, expand_aliases
 from agentrl.config.mapping import from_mapping, to_json
-from agentrl.config.schema import ModelConfig, TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.settings import flag
+from agentrl.resolve.commands import load_config
+from agentrl.rollout.plan import ModelConfig
 
 AGENT = ["--agent", "package.module:Name"]
 
@@ -157,7 +159,7 @@ def test_config_error_pickles() -> None:
 
 def test_a_wrong_flag_is_answered_within_a_second_without_heavy_imports() -> None:
     code = (
-        "import sys\nfrom agentrl.config.commands import load_config\nfrom agentrl.core.errors import ConfigError\n"
+        "import sys\nfrom agentrl.resolve.commands import load_config\nfrom agentrl.core.errors import ConfigError\n"
         "try: load_config(['--agent', 'm:X', '--groups-per-step', '0'])\nexcept ConfigError: pass\n"
         "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers') if m in sys.modules])"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
 
 AGENT = ("--agent", "envs/arithmetic.py")
 

@@ -18,7 +18,7 @@ LOOSE = FIELD.replace("made_up", "made_up_too").replace('Alias("--fictional")', 
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from agentrl.api.settings import train_settings
+from tests.given import train_settings
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError
 from tests import reference
@@ -46,7 +46,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "agentrl", root / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("tests", "envs"):
         (root / name).symlink_to(ROOT / name)
-    file = root / "agentrl" / "config" / "flow.py"
+    file = root / "agentrl" / "flow" / "plan.py"
     file.write_text(file.read_text().replace("    oversample:", f"{FIELD}{LOOSE}    oversample:"))
     return root
 

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config.algorithm import KINDS
+from agentrl.algo.plan import KINDS
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import field_docs, flag, settings_of
+from agentrl.config.sections import field_docs, settings_of
+from agentrl.core.settings import flag
 from tests.reference import default_text, main, render, values
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from agentrl.config.commands import load_config
-from agentrl.config.reward import reward_model_facts
 from agentrl.core.errors import ConfigError
+from agentrl.engine.reward_model_facts import reward_model_facts
+from agentrl.resolve.commands import load_config
 
 
 def model(folder: Path, head: str = "score", size: int = 1, kind: str = "LlamaForSequenceClassification", **config: Any) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.api.memory import device_sign
 from agentrl.cluster.build import actor_environment, device
-from agentrl.config.commands import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core import process
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.commands import load_config
+from agentrl.resolve.memory import device_sign
 
 AGENT = ["--agent", "envs/arithmetic.py"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.engine import EngineConfig
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.transformers_engine import TransformersEngine
 from tests.e2e.vllm_support import equal, prompt, random_llama, request, saved, settings
 

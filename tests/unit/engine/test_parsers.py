@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.episodes import EndpointConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Structure
 from agentrl.engine import parsers
@@ -19,6 +18,7 @@ from agentrl.rollout.call_proof import ARGUMENTS, written_calls
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import JsonAnswerParser, split_thought
 from agentrl.rollout.endpoint.splitter import AnswerSplitter
+from agentrl.rollout.plan import EndpointConfig
 from tests.unit.rollout.endpoint.support import ADD, CALL
 from tests.unit.rollout.families import PARSERS, REFUSED, SOURCES, TOOLS, TOOLS_TOLD, family
 from tests.unit.rollout.templates import tokenizer

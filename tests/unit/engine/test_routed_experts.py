@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Group, Sampling, Status, Task, Trajectory, Turn, ints
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.learner.learner import LearnerRank
+from agentrl.rollout.plan import ModelConfig
 from agentrl.weights.sender import SharedMemorySender
 from tests.learner_support import CollectingSender, make_settings, write_experts
 

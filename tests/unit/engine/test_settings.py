@@ -2,10 +2,10 @@ import pickle
 
 import pytest
 
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.config.sections import changed
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings
+from agentrl.rollout.plan import ModelConfig
 
 
 def settings(device: str = "cpu", **engine: object) -> EngineSettings:

@@ -19,8 +19,8 @@ from agentrl.core.protocols import Membership, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
 from agentrl.evaluation.best import Best, read_best
-from agentrl.flow import RunResult
 from agentrl.flow.apart import ApartPool
+from agentrl.flow.driver import RunResult
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.worker_slots import Supervision
 from tests.unit.evaluation.test_evaluated_runs import TASKS, Learner, Scene, Worker

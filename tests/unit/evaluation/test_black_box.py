@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import EvalConfig, RunConfig
+from agentrl.config.schema import RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import Task
+from agentrl.engine.plan import EngineConfig
 from agentrl.env.load import load_agent
 from agentrl.evaluation.assessment import assess
 from agentrl.evaluation.evaluations import EvalSettings, evaluate
+from agentrl.evaluation.plan import EvalConfig
 from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker

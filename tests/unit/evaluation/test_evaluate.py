@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentrl.cluster.placement import num_ranks
-from agentrl.config.commands import load_eval
 from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, UnknownFlagError
+from agentrl.resolve.commands import load_eval
 
 AGENT = ["--agent", "module:Name"]
 

@@ -23,8 +23,8 @@ from agentrl.core.types import GroupRequest, Task
 from agentrl.evaluation.apart import EvaluationsApart
 from agentrl.evaluation.best import Best, BestModel, read_best
 from agentrl.evaluation.evaluations import Evaluations, eval_settings, open_evaluations
-from agentrl.flow import RunResult, train
 from agentrl.flow.apart import ApartPool
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import AfterStep, StopRequest
 from agentrl.flow.worker_slots import Supervision

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.commands import load_sample
-from agentrl.config.evaluate import SelectConfig
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
+from agentrl.evaluation.plan import SelectConfig
 from agentrl.evaluation.samples import Journal, check_tasks, select, task_entry
+from agentrl.resolve.commands import load_sample
 
 AGENT = "envs/arithmetic.py"
 PAIRS = SelectConfig(select="pairs", keep=3)

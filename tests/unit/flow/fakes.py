@@ -18,8 +18,9 @@ from agentrl.core.process import on_thread
 from agentrl.core.protocols import EngineStats, Membership, Memory, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Status, Task
-from agentrl.flow import FlowSettings, RunResult, flow_settings, train
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
+from agentrl.flow.settings import FlowSettings, flow_settings
 from agentrl.flow.state import AfterStep
 from agentrl.profile.simulation import run_virtual
 

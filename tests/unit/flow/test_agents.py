@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from agentrl.algo.filters import Rejection
-from agentrl.config.flow import FlowConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status
 from agentrl.flow.ledger import failure_reason
+from agentrl.flow.plan import FlowConfig
 from agentrl.flow.settings import FlowSettings, group_filter
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of, member
 

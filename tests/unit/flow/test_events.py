@@ -14,8 +14,8 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, TooManyFailuresError
-from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress, latest_checkpoint, read_checkpoint
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import StopRequest

@@ -11,7 +11,7 @@ import pytest
 from agentrl.core.errors import EngineDeadError, TransferAbandonedError
 from agentrl.core.protocols import EngineStats, Membership, TrainResult, WeightUpdate
 from agentrl.core.types import GroupRequest
-from agentrl.flow import RunResult, train
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.worker_slots import Supervision

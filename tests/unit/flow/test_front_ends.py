@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from agentrl.cluster.ray_runtime import RayRuntime
-from agentrl.config.commands import load_config, load_eval
-from agentrl.config.engine_rules import num_front_ends
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.flow.settings import flow_settings, with_front_ends
+from agentrl.resolve.commands import load_config, load_eval
 
 LARGE = ("--groups-per-step", "128", "--n-samples-per-prompt", "16")  # 2,048 episodes under way at once
 
@@ -22,7 +21,7 @@ def train(*words: str) -> TrainConfig:
 
 
 def chosen(config: PlaySettings, cores: int) -> int:
-    return num_front_ends(with_front_ends(config, cores))
+    return with_front_ends(config, cores).rollout.num_front_ends
 
 
 @pytest.mark.parametrize(
@@ -67,9 +66,9 @@ def test_the_cores_of_a_cluster_count_once_it_is_joined(monkeypatch: pytest.Monk
     cluster: Any = SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0, "GPU": 1.0})
     monkeypatch.setitem(sys.modules, "ray", cluster)
     runtime._choose_front_ends()
-    assert num_front_ends(runtime._config) == 2
+    assert runtime._config.rollout.num_front_ends == 2
     assert stages == ["2 rollout workers for each engine"]
     cluster.cluster_resources = dict
     alone = RayRuntime(train(*LARGE, "--ray-address", "auto"), stages.append)
     alone._choose_front_ends()
-    assert (num_front_ends(alone._config), len(stages)) == (1, 1)
+    assert (alone._config.rollout.num_front_ends, len(stages)) == (1, 1)

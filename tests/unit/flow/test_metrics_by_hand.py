@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 from agentrl.core.types import GroupRequest
-from agentrl.flow import train
+from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
 from agentrl.profile.simulated_engine import EngineModel, EpisodeShape, SimulatedWorker, World
 from agentrl.profile.simulation import LearnerModel, SimulatedLearner, constant, run_virtual

@@ -8,16 +8,16 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.flow import FlowConfig
-from agentrl.config.record import RecordConfig
+from agentrl.algo.plan import AlgoConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest, Status, Task
-from agentrl.flow import flow_settings
 from agentrl.flow.ledger import Health, Ledger, failure_reason
+from agentrl.flow.plan import FlowConfig
 from agentrl.flow.queue import Accepted, GroupQueue, Release, Slots
+from agentrl.flow.settings import flow_settings
+from agentrl.track.plan import RecordConfig
 from tests.unit.flow.fakes import failed_member, flow_of, group_summary, member, run_virtual
 
 pytestmark = pytest.mark.anyio

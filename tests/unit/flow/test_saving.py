@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl.flow import train
 from agentrl.flow.checkpoint import Progress, latest_checkpoint
+from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import SafePoint

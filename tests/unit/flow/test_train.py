@@ -10,7 +10,7 @@ import pytest
 from agentrl.core.errors import NothingToTrainError, TooManyFailuresError
 from agentrl.core.summaries import MemberSummary
 from agentrl.core.types import GroupRequest, Status, Task
-from agentrl.flow import FlowSettings
+from agentrl.flow.settings import FlowSettings
 from agentrl.flow.state import SafePoint
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, member
 

@@ -15,8 +15,8 @@ import pytest
 from agentrl.core.errors import EngineDeadError, WeightSyncError
 from agentrl.core.protocols import Membership, Memory, TrainResult, WeightUpdate
 from agentrl.core.types import GroupRequest, Task
-from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress
+from agentrl.flow.driver import RunResult, train
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import SafePoint

@@ -118,7 +118,7 @@ def test_what_a_running_run_writes_is_added(tmp_path):
 
 
 def test_a_run_that_was_taken_back_to_a_checkpoint_is_read_again(tmp_path):
-    from agentrl.api.resume import rewind_records
+    from agentrl.api.rewinding import rewind_records
     from agentrl.flow.checkpoint import Progress
 
     path = small_run(tmp_path / "run")

@@ -14,8 +14,9 @@ import pytest
 import agentrl
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
 from agentrl.core.errors import MismatchError, WeightsDifferError
+from agentrl.core.settings import flag
 from agentrl.learner.alarm import CAUSES, Comparison, MismatchAlarm
 
 ENV = str(Path(__file__).parents[3] / "envs" / "arithmetic.py")

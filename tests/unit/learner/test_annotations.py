@@ -224,8 +224,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_flag_and_the_records_decide(tmp_path: Path) -> None:
-    from agentrl.config.record import RecordConfig
     from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
+    from agentrl.track.plan import RecordConfig
 
     config = TrainConfig(run=RunConfig(agent="a.py"), training=TrainingConfig(run_dir=tmp_path))
     places = {

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from agentrl.config.learner import LearnerConfig
 from agentrl.core.errors import ConfigError
 from agentrl.learner.attention import (
     BLOCK,
@@ -26,6 +25,7 @@ from agentrl.learner.attention import (
 )
 from agentrl.learner.layout import Layout, MicroBatch, _dense_mask
 from agentrl.learner.models import PolicyModel, tile_mlps
+from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.probes import can_pack, can_share
 from agentrl.learner.trees import one_row_bundles, share_prefixes
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings, write_model

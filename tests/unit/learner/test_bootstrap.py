@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config.algorithm import bootstraps
+from agentrl.algo.plan import bootstraps
 from agentrl.learner.batch import collate
 from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.layout import Layout

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from agentrl.config.engine import EngineConfig
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import FinishReason, Group, Sampling, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.learner import kernels
@@ -30,6 +29,7 @@ from agentrl.learner.layout import Layout
 from agentrl.learner.learner import LearnerRank
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles, share_prefixes
+from agentrl.rollout.plan import ModelConfig
 from agentrl.weights.rope import fix_rope
 from agentrl.weights.twin import build_twin, twin_config
 from tests.learner_support import VOCABULARY, CollectingSender, gradients, make_settings, row_scores, write_tokenizer

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.learner.attention import KERNELS
 from agentrl.learner.batch import Batch, collate

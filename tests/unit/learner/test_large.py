@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from agentrl.config.learner import LearnerConfig
 from agentrl.core.errors import ConfigError
 from agentrl.learner import models
 from agentrl.learner.engine import deepspeed_config, on_device
+from agentrl.learner.plan import LearnerConfig
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings
 
 GROUPS = make_groups(4, 3, seed=2)

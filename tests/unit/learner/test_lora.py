@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.learner import quantised
 from agentrl.learner.learner import LearnerRank
+from agentrl.learner.plan import LoraConfig
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model
 
 LORA = LoraConfig(lora_rank=4, lora_alpha=8)

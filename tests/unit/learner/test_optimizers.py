@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from agentrl.config.learner import LearnerConfig
-from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import CheckpointError
 from agentrl.learner.optimizers import HIDDEN, build_optimizer, hidden_matrices, parameter_groups
+from agentrl.learner.plan import LearnerConfig, LoraConfig
 from tests.learner_support import write_model
 from tests.unit.learner.test_checkpoint import started, steps
 

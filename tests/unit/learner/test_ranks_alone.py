@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.learner import ranks as joining
 from agentrl.learner import settings as sizes
 from agentrl.learner.layout import MicroBatch
+from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.sequence import SequenceGroup
 from agentrl.learner.settings import settings_from

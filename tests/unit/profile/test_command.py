@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.algo.plan import AlgoConfig
 from agentrl.cli.main import main
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.engine import EngineConfig
-from agentrl.config.episodes import SamplingConfig
-from agentrl.config.flow import FlowConfig
 from agentrl.config.mapping import to_json
 from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
+from agentrl.engine.plan import EngineConfig
+from agentrl.flow.plan import FlowConfig
 from agentrl.profile.simulation import constant, episodes_of, simulate
+from agentrl.rollout.plan import SamplingConfig
 from tests.unit.profile.recordings import plan, records_of
 
 STEADY = episodes_of(tokens=constant(40), env_s=constant(0.3), turns=2)

@@ -11,15 +11,15 @@ import torch
 
 from agentrl.cli.main import main
 from agentrl.config.mapping import to_json
-from agentrl.config.model_shape import find_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.metrics import MetricSums
+from agentrl.core.model_shape import find_shape
 from agentrl.learner.engine import Clock
 from agentrl.profile.measured import compared_lines, read_measured
-from agentrl.profile.memory import GIB
-from agentrl.profile.plan import Hardware, Workload, make_plan
+from agentrl.sizing.memory import GIB
+from agentrl.sizing.plan import Hardware, Workload, make_plan
 
 MODEL = str(Path(__file__).parents[3] / "docs" / "models" / "qwen2.5-1.5b.json")
 SHARED: dict[str, Any] = {"model": MODEL, "num_engines": 1, "num_learners": 1, "colocate": True, "gradient_checkpointing": True}

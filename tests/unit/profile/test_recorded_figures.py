@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.flow import flow_settings
+from agentrl.flow.settings import flow_settings
 from agentrl.profile.simulated_engine import EngineModel
 from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, simulate
 

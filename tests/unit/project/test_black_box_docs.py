@@ -8,7 +8,8 @@ import pytest
 
 from agentrl import ModelEndpoint
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint import graph, session
 from tests.unit.rollout.endpoint.support import play_one

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from agentrl import Task
-from agentrl.config.commands import TRAIN, load_config
 from agentrl.config.load import read_flags
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag, settings_of
+from agentrl.config.sections import changed, settings_of
+from agentrl.core.settings import flag
 from agentrl.env.load import load_agent
+from agentrl.resolve.commands import TRAIN, load_config
 from agentrl.track.glossary import glossary
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
@@ -116,4 +117,4 @@ def test_settings_of_verl_are_those_of_the_installed_version() -> None:
 
 
 def test_flags_of_openrlhf_in_the_command_become_ours() -> None:
-    assert read_flags(TRAIN, ["--pretrain", "m", "--n_samples_per_prompt", "4"])[0].sampling.n_samples_per_prompt == 4
+    assert read_flags(TRAIN, ["--pretrain", "m", "--n_samples_per_prompt", "4"]).settings.sampling.n_samples_per_prompt == 4

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.algorithm import built_in_options
+from agentrl.algo.plan import built_in_options
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.core.types import GroupRequest, Task
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
-from agentrl.config.schema import EvalConfig, TrainConfig
-from agentrl.config.sections import flag
+from agentrl.config.schema import TrainConfig
 from agentrl.core.exit_codes import INCOMPLETE
+from agentrl.core.settings import flag
+from agentrl.evaluation.plan import EvalConfig
 from agentrl.evaluation.statistics import LEVEL, RESAMPLES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "eval.md").read_text()

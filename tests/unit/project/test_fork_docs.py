@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.env.agent import has_snapshots
 from tests.unit.rollout.test_forks import asked, engine, read, running
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.episodes import IsolationConfig
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import load_agent
+from agentrl.env.plan import IsolationConfig
 from tests.unit.env.isolation.support import state
 
 PAGE = (Path(__file__).parents[3] / "docs" / "isolation.md").read_text()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag, settings_of
+from agentrl.config.sections import changed, settings_of
+from agentrl.core.settings import flag
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import SETTINGS, Scene

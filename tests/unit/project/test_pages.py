@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.algo.plan import built_in_options
 from agentrl.cli.main import COMMANDS, GROUPS
-from agentrl.config.algorithm import built_in_options
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.tune.methods import METHODS
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.sections import settings_of
+from agentrl.core.settings import flag
 from agentrl.core.types import Status
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine

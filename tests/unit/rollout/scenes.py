@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl import AgentInstance, Task
-from agentrl.config.episodes import RolloutConfig
 from agentrl.config.schema import RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
@@ -17,6 +16,7 @@ from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.executor_episode import ExecutorEpisode
+from agentrl.rollout.plan import RolloutConfig
 from agentrl.rollout.settings import EpisodeSettings
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import pytest
 
-from agentrl.config.episodes import IsolationConfig
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status, derive_seed
 from agentrl.env.load import load_agent
+from agentrl.env.plan import IsolationConfig
 from agentrl.flow.ledger import Ledger
 from agentrl.learner.batch import merge_turns
 from agentrl.rollout.settings import EpisodeSettings, ForkSettings

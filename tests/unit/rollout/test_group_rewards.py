@@ -10,14 +10,14 @@ import pytest
 from agentrl import Task
 from agentrl.assets import tiny_model_path
 from agentrl.check.tokenizer import load_codec
-from agentrl.config.commands import TRAIN
 from agentrl.config.load import load
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status
 from agentrl.env.load import load_agent
+from agentrl.resolve.commands import TRAIN
 from agentrl.rollout.group_rewards import GroupRewardSettings
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.teacher import check_hint_template
 from agentrl.core.errors import ConfigError, RewardError
 from agentrl.core.images import PlacedImage
 from agentrl.core.tokenizers import load_tokenizer
@@ -16,6 +15,7 @@ from agentrl.core.types import Status, Task, Trajectory
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.hints import Hints, hinted_prompt
+from agentrl.rollout.template_files import check_hint_template
 from tests.unit.rollout.test_teachers import trajectory, turn
 
 TEMPLATE = "{prompt}\nThe answer is {label}. {hint}"

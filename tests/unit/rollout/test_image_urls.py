@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agentrl.config.images import ImageConfig
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.env.images import image_text
+from agentrl.env.plan import ImageConfig
 from agentrl.rollout import image_urls
 from agentrl.rollout.image_urls import ImageFetcher
 from agentrl.rollout.images import image_bytes, open_reader

@@ -21,7 +21,6 @@ from PIL import Image
 
 from agentrl import AgentInstance, ResetResult, StepResult
 from agentrl.assets import tiny_model_path
-from agentrl.config.images import ImageConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import EnvResultError
 from agentrl.core.images import check_places, compacted, expand
@@ -32,6 +31,7 @@ from agentrl.engine.fenced import FencedEngine
 from agentrl.env import images as env_images
 from agentrl.env.boundary import EnvSession
 from agentrl.env.executor import Executor, ExecutorSession
+from agentrl.env.plan import ImageConfig
 from agentrl.env.threads import Threads
 from agentrl.learner.batch import collate
 from agentrl.rollout import images

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from agentrl import StepResult
-from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import RewardError
 from agentrl.core.images import PlacedImage
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.types import EvalSampling, FinishReason, GroupRequest, Status, Trajectory
+from agentrl.env.plan import ANSWER
 from agentrl.rollout.learned import LearnedRewards
+from agentrl.rollout.plan import RewardConfig
 from agentrl.rollout.settings import EpisodeSettings
 from tests.image_support import picture, reader_of
 from tests.scripted_engine import ScriptedEngine

@@ -11,14 +11,16 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.check.tokenizer import load_codec
 from agentrl.cluster.build import load_environment
-from agentrl.config.commands import TRAIN
 from agentrl.config.load import load
-from agentrl.config.partner import PartnerConfig, check_partners, partner_specs, past_folder, past_steps
-from agentrl.config.schema import ModelConfig, RunConfig, TrainConfig
+from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import past_folder
 from agentrl.core.protocols import Engine
 from agentrl.core.types import Group, GroupRequest, Status, Task
 from agentrl.env.load import load_agent
+from agentrl.resolve.commands import TRAIN
+from agentrl.rollout.partner_specs import check_partners, partner_specs, past_steps
+from agentrl.rollout.plan import ModelConfig, PartnerConfig
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agentrl import Message, StepResult
-from agentrl.config.reward import PenaltyConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import FinishReason, Status, Turn, floats, ints
 from agentrl.rollout.penalties import penalize
+from agentrl.rollout.plan import PenaltyConfig
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, env_class, says
 

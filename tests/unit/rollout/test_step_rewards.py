@@ -8,12 +8,12 @@ import torch
 
 from agentrl import StepResult
 from agentrl.algo.compute import compute_advantages
-from agentrl.config.reward import PenaltyConfig
 from agentrl.core.types import FinishReason, Group, Status, Trajectory
 from agentrl.env.isolation import wire
 from agentrl.env.results import check_step
 from agentrl.learner.batch import advantage_inputs, collate
 from agentrl.rollout.penalties import penalize
+from agentrl.rollout.plan import PenaltyConfig
 from agentrl.rollout.records import _turn, recorded_turn
 from agentrl.rollout.step_rewards import with_reward
 from tests.scripted_engine import ScriptedEngine

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from agentrl import Task
-from agentrl.config.commands import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import PEEK
+from agentrl.resolve.commands import load_config
 from agentrl.rollout.tasks import eval_tasks, missing_labels, open_tasks
 
 ENV = """import itertools

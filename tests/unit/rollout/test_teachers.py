@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.algo.teacher_specs import TeacherSpec, TeachingSettings, teacher_specs
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.config.teacher import TeacherSpec, TeachingSettings, teacher_specs
 from agentrl.core.errors import ConfigError, RewardError
 from agentrl.core.teaching import TeacherScores
 from agentrl.core.tokenizers import load_tokenizer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ChatTemplateError, ConfigError
 from agentrl.rollout import template
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.template import ChatTemplate
 from tests.unit.rollout.families import DIALOGUES, SOURCES, TOOLS, family
 from tests.unit.rollout.templates import tokenizer

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agentrl import Message, ModelEndpoint, Task, ToolEnv
-from agentrl.config.schema import ModelConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.env.tools.calls import ToolCall, parse_tool_calls
@@ -18,6 +17,7 @@ from agentrl.env.tools.channels import Channels, split_channels
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import make_codec
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from agentrl import Task
-from agentrl.config.episodes import EndpointConfig, RolloutConfig, SamplingConfig
-from agentrl.config.schema import DataConfig, RunConfig, TrainConfig
+from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
 from agentrl.core.types import EvalSampling, GroupRequest, Status
 from agentrl.env.load import load_agent
+from agentrl.env.plan import DataConfig
 from agentrl.flow.ledger import failure_reason
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
+from agentrl.rollout.plan import EndpointConfig, RolloutConfig, SamplingConfig
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length
 from agentrl.rollout.worker import EpisodeWorker

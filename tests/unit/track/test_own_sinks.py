@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.commands import load_config
-from agentrl.config.record import TrackConfig
 from agentrl.core.callbacks import MetricsRow, RunBegin, RunEnd
 from agentrl.core.errors import CallbackError, ConfigError
+from agentrl.resolve.commands import load_config
 from agentrl.track.own_sinks import OwnSink, load_sinks
+from agentrl.track.plan import TrackConfig
 from agentrl.track.sinks import open_metric_sinks
 
 SOURCE = """

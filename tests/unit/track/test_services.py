@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from tensorboard.plugins.hparams import metadata as hparams
 
-from agentrl.config.record import TrackConfig
 from agentrl.core.callbacks import RunBegin
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.glossary import glossary
+from agentrl.track.plan import TrackConfig
 from agentrl.track.services import EPISODES, MAX_TEXT, ExperimentTracker, SampleEpisodes, TensorBoard, episode_text, flat
 from agentrl.track.sinks import open_metric_sinks
 from tests.unit.flow.fakes import member

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from agentrl.config.record import TrackConfig
 from agentrl.core.errors import ConfigError
 from agentrl.track.jsonl import PROMISED
+from agentrl.track.plan import TrackConfig
 from agentrl.track.services import TensorBoard
 from agentrl.track.sinks import JsonlMetrics, open_sinks
 from tests.unit.track.events import END, row

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config.images import ImageConfig
 from agentrl.core.errors import DataError, EnvResultError
 from agentrl.core.language_models import sequence_classifier
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.env.images import image_text
+from agentrl.env.plan import ImageConfig
 from agentrl.learner.dropout import disable_dropout
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
@@ -232,8 +232,8 @@ def test_adapters_are_put_beside_layers_of_text_alone(vision_model: str) -> None
     from peft import get_peft_model
     from transformers import AutoModelForImageTextToText
 
-    from agentrl.config.lora import LoraConfig
     from agentrl.learner.lora import outside_text
+    from agentrl.learner.plan import LoraConfig
 
     plain = AutoModelForImageTextToText.from_pretrained(vision_model)
     settings = adapter(METHODS["dpo"], DpoConfig(lora=LoraConfig(lora_rank=2)), outside_text(plain))

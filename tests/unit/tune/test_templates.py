@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ConfigError, DataError
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.encode import Encoder
 from agentrl.tune.forms import Chat, Labelled, Pair, dialogue

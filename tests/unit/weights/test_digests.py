@@ -18,7 +18,6 @@ from torch import Tensor
 
 pytest.importorskip("vllm")
 
-from agentrl.config.commands import load_config
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, WeightsDifferError
 from agentrl.core.protocols import Membership, WeightUpdate
@@ -26,6 +25,7 @@ from agentrl.flow.pool import RolloutPool
 from agentrl.flow.worker_slots import Supervision
 from agentrl.learner.learner import LearnerRank
 from agentrl.learner.settings import settings_from
+from agentrl.resolve.commands import load_config
 from agentrl.weights import digests
 from agentrl.weights.digests import DIGESTS, check, digest, expected, found_in, joined
 from agentrl.weights.sender import SharedMemorySender

@@ -27,7 +27,7 @@ from agentrl.doctor.machine.findings import Finding, Level
 from agentrl.doctor.machine.trials import TRIALS, failed
 from agentrl.engine.settings import weight_transport
 from agentrl.learner import attention, head
-from agentrl.profile.rates import Rates, read_rates
+from agentrl.sizing.rates import Rates, read_rates
 from tests.shared_files import FileHandles
 
 CPU = torch.device("cpu")
@@ -306,7 +306,7 @@ def test_settings_of_a_gpu_let_every_engine_sleep_and_take_files() -> None:
     assert config.weights.sleeps
     assert weight_transport(config.engine, config.weights, "cuda") == "shm"
     assert config.mismatch_limit("cuda") == 0.1
-    assert config.weights.memory_share(config.engine, 8e10) == rounds.GPU_SHARE
+    assert config.engine.memory_share(config.weights, 8e10) == rounds.GPU_SHARE
 
 
 @pytest.mark.slow

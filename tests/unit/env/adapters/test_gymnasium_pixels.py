@@ -15,13 +15,13 @@ from gymnasium import spaces
 from PIL import Image
 
 from agentrl import GymEnv, ResetState, StepState, Task
-from agentrl.config.commands import TRAIN
-from agentrl.config.images import observing
 from agentrl.config.load import load_given
+from agentrl.config.schema import observing
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Message
 from agentrl.env.adapters.gymnasium_vector import load_gym
 from agentrl.env.results import check_reset, check_step
+from agentrl.resolve.commands import TRAIN
 
 
 class Dot(gymnasium.Env[int, int]):

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.env.adapters.harness import places_of, version_of
 from agentrl.env.load import load_agent
 from agentrl.harness import DIALECTS, HARNESSES
+from agentrl.resolve.commands import load_config
 from tests.harness_matrix import COLUMNS, ROOT
 from tests.harnesses.support import installed, toy
 from tests.unit.rollout.endpoint.support import play_one

@@ -19,9 +19,9 @@ import pytest
 
 from agentrl.cli.main import main
 from agentrl.config.rules import ISOLATION_RULES
-from agentrl.config.sandboxes import SandboxServing, serving_key
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed
+from agentrl.config.serving import SandboxServing, serving_key
 from agentrl.core.errors import ConfigError, SandboxError
 from agentrl.core.serving import LoopbackServer
 from agentrl.env.sandbox import protocol, server

@@ -15,13 +15,13 @@ import pytest
 
 from agentrl import ModelEndpoint, Task
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
-from agentrl.config.episodes import EndpointConfig
 from agentrl.config.schema import PlaySettings
 from agentrl.core import serving
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import LOOPBACK, own_address
 from agentrl.core.serving import Address
 from agentrl.rollout.endpoint.server import EndpointServer
+from agentrl.rollout.plan import EndpointConfig
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import Stage, agent, caller, play_one, says, user
 

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from agentrl import ModelEndpoint, Task
-from agentrl.config.images import ImageConfig
 from agentrl.core.images import check_places
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Status
+from agentrl.env.plan import ImageConfig
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.image_urls import ImageFetcher
 from agentrl.rollout.images import open_reader

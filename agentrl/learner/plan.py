@@ -1,0 +1,131 @@
+"""Settings of the learner and of its low-rank adapters (LoRA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, Lt
+
+from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
+from agentrl.learner.optimizer_table import BETAS, OPTIMIZERS, OptimizerName
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """DeepSpeed."""
+
+    num_learners: Annotated[Count, ResumeMayChange, Alias("--actor-num-gpus-per-node")] = 1
+    """Data-parallel learner ranks."""
+    zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 2
+    """DeepSpeed ZeRO stage, 0 to 3; in bfloat16 0 means 1, which sums the gradients of micro-batches in float32. By optimizer: 0 for
+    ``muon`` and ``adafactor``, unless given."""
+    zero_hpz_size: Count = 1
+    """Ranks, those of one machine, that also hold the whole parameters among themselves, so that the backward pass gathers no weights from
+    other machines (hpZ, ZeRO 3); divides ``--num-learners``."""
+    zero_quantized_weights: bool = False
+    """Gather parameters in 8 bits (ZeRO 3, GPU)."""
+    zero_quantized_gradients: bool = False
+    """Sum gradients over ranks in 4 bits within a machine and 8 between machines (ZeRO 3, GPU)."""
+    fp32_communication: bool = False
+    """Sum gradients over ranks in float32 where training is in bfloat16; twice the traffic (ZeRO 1 to 3)."""
+    learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU; float32 for ``--optimizer muon`` and ``adafactor``."""
+    learning_rate: Annotated[Positive, Alias("--actor-learning-rate")] = 5e-4
+    """Peak learning rate of the policy. By model, unless given: 1e-5 from 5e7 parameters, 1e-6 from 5e8; ten times as much with
+    ``--lora-rank``, 2e-3 beside the bundled model."""
+    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], Alias("--lr-scheduler-type")] = "constant"
+    """Shape of the learning rate after warm-up."""
+    lr_warmup_steps: Annotated[CountOrZero, Alias("--warmup-steps")] = 0
+    """Steps over which the learning rate rises from 0."""
+    min_lr_ratio: Fraction = 0.0
+    """Learning rate at the end of ``linear`` and ``cosine``, as a share of the peak."""
+    optimizer: OptimizerName = "adamw"
+    """``muon``: torch's for the matrices of layers, AdamW for embeddings, output layer and vectors; ``adafactor``: torch's, whose update is
+    the learning rate times the size of a parameter (root mean square). Both need ``--zero-stage 0``. ``adamw_8bit``: that of bitsandbytes,
+    which keeps its state in 8 bits (``pip install 'agentrl[qlora]'``)."""
+    weight_decay: Annotated[NonNegative, Alias("--l2")] = 0.0
+    """Weight decay of matrices; vectors do not decay."""
+    adam_beta1: Fraction = BETAS[0]
+    """AdamW first-moment decay."""
+    adam_beta2: Fraction = BETAS[1]
+    """AdamW second-moment decay."""
+    max_grad_norm: Annotated[Positive, Alias("--max-norm")] = 1.0
+    """Gradients are scaled down to this global norm."""
+    micro_batch_tokens: Annotated[Count, ResumeMayChange, Alias("--train-max-tokens-per-gpu", "--max-tokens-per-gpu")] = 16384
+    """Tokens, padding included, that go through the model at once on one rank. By model, unless given: 8192 from 2e10 parameters."""
+    gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
+    """Recompute activations in the backward pass: less memory, about a third more time. By model, unless given: on from 5e8 parameters."""
+    activation_offload: bool = False
+    """Keep the activations that ``--gradient-checkpointing`` saves in CPU memory."""
+    tiled_mlp: bool = False
+    """Run the MLP of each layer over a part of the tokens at a time and again in the backward pass (long rows)."""
+    sequence_parallel: Count = 1
+    """Learner ranks that run each micro-batch together, each with a part of the tokens (long rows); divides ``--num-learners``."""
+    learner_tensor_parallel: Count = 1
+    """Learner ranks that run each micro-batch together, each with a part of every layer (DeepSpeed AutoTP); divides ``--num-learners``."""
+    attn_implementation: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2", "flash_attention_3"] = "auto"
+    """Attention kernel of the learner's model. ``sdpa`` and ``eager`` pad rows, the others put them back to back. ``auto``: ``sdpa`` on
+    CPU, the newest flash attention installed on GPU, or else ``varlen`` (torch's own); ``sdpa`` or ``eager`` if the model needs it."""
+    train_vision: bool = False
+    """Train the vision part of a model that reads images too; off: only the layers behind it."""
+    fp32_lm_head: bool = False
+    """Compute the logits of training in float32 where the rest is bfloat16."""
+    share_prompts: bool = True
+    """Compute tokens with which rows of a group begin alike once, as a prefix tree: prompts, contexts of branches, turns before a fork.
+    Only where the model attends to everything and the kernel is not ``eager``."""
+    optimizer_offload: Annotated[bool, Alias("--adam-offload")] = False
+    """Keep optimizer state in CPU memory, and update there by torch's fused AdamW (GPU training, ZeRO 1 to 3)."""
+    reference_offload: bool = False
+    """Keep the models of ``--init-kl-coef`` and ``--teacher`` in CPU memory, and on the GPU only while they score a step (GPU training)."""
+    ema_offload: bool = False
+    """Keep the moving average of ``--ema-decay`` in CPU memory (GPU training)."""
+    compile_layers: bool = False
+    """Compile each layer of the model with ``torch.compile``; the first steps take minutes (ZeRO 0 to 2)."""
+    deepcompile: bool = False
+    """Compile the whole policy with DeepSpeed's DeepCompile, which orders ZeRO's communication within the graph (GPU, ZeRO 1 to 3)."""
+    load_in_4bit: bool = False
+    """Keep the learner's frozen weights in 4 bits (QLoRA); needs ``pip install 'agentrl[qlora]'``."""
+    ema_decay: Annotated[float, Ge(0), Lt(1)] | None = None
+    """Keep an exponential moving average of the policy with this decay and save it beside the model; typically 0.99."""
+    critic_learning_rate: NonNegative = 1e-3
+    """Peak learning rate of the critic of ``gae``; schedule and optimizer are those of the policy. By model, unless given: 1e-4 from 5e7
+    parameters, 1e-5 from 5e8."""
+    critic_warmup_steps: CountOrZero = 0
+    """First steps in which only the critic is trained."""
+    value_clip: Positive | None = 0.2
+    """Distance that a value may move from its state when the batch was taken; none switches clipping off."""
+    max_nonfinite_steps: Annotated[Count, ResumeMayChange] = 3
+    """Stop after this many steps in a row whose gradient is not finite; each of them is skipped."""
+
+    def dtype(self, device: Literal["cpu", "cuda"]) -> str:
+        """Return the data type of training on this kind of device."""
+        if self.learner_dtype != "auto":
+            return self.learner_dtype
+        return "bfloat16" if device == "cuda" and not OPTIMIZERS[self.optimizer].whole else "float32"
+
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters. The model stays as it is, and small matrices beside its layers are trained."""
+
+    lora_rank: Annotated[CountOrZero, Alias("--lora-r")] = 0
+    """Rank of the matrices that are trained beside each layer, typically 8 to 64; 0 trains the model itself."""
+    lora_alpha: Count = 32
+    """The product of the two matrices of a layer is scaled by this over ``--lora-rank``."""
+    lora_target_modules: Annotated[str, Alias("--target-modules")] = ALL_LINEAR
+    """Layers with an adapter: names or their ends with commas between them, ``q_proj,v_proj``; ``all-linear``: all but the output layer."""
+    lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of each adapter's inputs that a step leaves out, the same ones for all tokens and passes of the step."""
+    use_rslora: bool = False
+    """Scale by ``--lora-alpha`` over the square root of the rank (rsLoRA), so that high ranks do not learn more slowly."""
+    use_dora: bool = False
+    """Train the length of each row of a weight apart from its direction, which A and B change (DoRA); steps take longer."""
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names in `lora_target_modules`."""
+        return tuple(filter(None, map(str.strip, self.lora_target_modules.split(","))))
