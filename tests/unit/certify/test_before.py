@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.api.settings import read_settings
 from agentrl.api.training import train
 from agentrl.assets import tiny_model_path
 from agentrl.certify import before
@@ -22,6 +23,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import CACHE
 from agentrl.learner.plan import LearnerConfig
+from agentrl.resolve.plan import RunPlan
 
 SETTINGS = {"model_type": "gemma2", "hidden_size": 8}
 
@@ -165,7 +167,8 @@ def test_a_run_prepares_while_its_model_is_tried_and_ends_what_it_started_if_tha
     monkeypatch.setattr("agentrl.api.training.refuse_wrong", refuse)
     monkeypatch.setattr("agentrl.api.training.check_all_prompts", lambda *_: seen.append("prompts"))
     monkeypatch.setattr("agentrl.cluster.runtime.LocalRuntime.start", start)
-    settings = {"agent": "envs/calculator.py", "run_dir": tmp_path / "run", "engine": "transformers", "runtime": "local"}
+    settings = {"run_dir": tmp_path / "run", "engine": "transformers", "runtime": "local"}
+    plan = RunPlan.of(read_settings("envs/calculator.py", settings))
     with pytest.raises(ConfigError, match="is wrong"):
-        asyncio.run(train(changed(TrainConfig(), **settings)))
+        asyncio.run(train(plan))
     assert seen == ["begun", "prompts", *(("started", "ended") if head_start == 0 else ())]
