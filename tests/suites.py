@@ -36,6 +36,8 @@ FORGOTTEN = 25
 UNKNOWN_S = 60.0
 MARKED = re.compile(rf"\bmark\.({'|'.join(SUITES)})\b")
 BROWSER = "tests/browser/"
+INSTALLED = (BROWSER, "tests/clients/")
+"""Folders whose tests need packages of their own."""
 TARGETS = {"clients": ".venv-clients/.installed", "browser": ".venv-browser/.installed", "real_model": ".venv/.real-model"}
 """Need -> what the Makefile installs for it."""
 
@@ -55,16 +57,23 @@ def parts(names: Iterable[str], seconds: Mapping[str, float], count: int = TURNS
     """Return the part of each file.
 
     Args:
-        names: The files.
+        names: The files. Those of a folder with packages of its own stay together, so that one part installs them.
         seconds: Seconds that files took, perhaps also of some that are gone. The largest is laid first, each into the part with the
             least, so that a new file changes the part of no other.
         count: Number of parts.
     """
+    sizes: defaultdict[str, float] = defaultdict(float)
+    for name, size in seconds.items():
+        sizes[_together(name)] += size
     loads, laid = [0.0] * count, {}
-    for name, size in sorted(seconds.items(), key=lambda item: (-item[1], item[0])):
-        laid[name] = least = min(range(count), key=loads.__getitem__)
+    for unit, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        laid[unit] = least = min(range(count), key=loads.__getitem__)
         loads[least] += size
-    return {name: laid.get(name, zlib.crc32(name.encode()) % count) for name in names}
+    return {name: laid.get(unit := _together(name), zlib.crc32(unit.encode()) % count) for name in names}
+
+
+def _together(name: str) -> str:
+    return next((folder for folder in INSTALLED if name.startswith(folder)), name)
 
 
 def turn_of(number: int, commits: int) -> int:

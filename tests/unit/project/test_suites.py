@@ -41,6 +41,8 @@ def test_eight_turns_in_a_row_have_every_file_once(number: int) -> None:
     turns = [files_of(turn_of(number + later, 3)) for later in range(TURNS)]
     assert sorted(name for turn in turns for name in turn) == sorted(files())
     assert all(turns)
+    for folder in ("tests/browser/", "tests/clients/"):
+        assert sum(any(name.startswith(folder) for name in turn) for turn in turns) == 1
 
 
 def test_a_turn_that_nobody_raises_changes_after_a_number_of_commits() -> None:
