@@ -60,17 +60,24 @@ DROPPED: tuple[Dropped, ...] = ()
 """Cases that are recorded no more."""
 
 
-def compare(golden: Fields, new: Fields, moves: Sequence[Moved | Removed | Added] = MOVES) -> list[str]:
-    """Return the differences between two recordings of a case, each in a line: its path, and both values."""
-    wanted: dict[str, Any] = {}
-    for path, value in golden.items():
-        if (place := _place(path, value, moves)) is not None:
-            wanted[place[0]] = place[1]
-    changed = [f"{path}: was {wanted[path]!r}, now {new[path]!r}" for path in wanted if path in new and not _equal(wanted[path], new[path])]
-    missing = [f"{path}: was {wanted[path]!r}, now missing" for path in wanted if path not in new]
-    added = [move for move in moves if isinstance(move, Added)]
-    more = [f"{path}: new, {new[path]!r}" for path in new if path not in wanted and not any(_fits(move.new, path) for move in added)]
-    return [*changed, *missing, *more]
+def compare(golden: Fields, new: Fields, moves: Sequence[Moved | Removed | Added] = MOVES, *, named_only: bool = False) -> list[str]:
+    """Return the differences between two recordings of a case, each in a line: its path, and both values.
+
+    Several golden fields may move to one path, if they have one value. With `named_only` a part of what a run receives is compared, such
+    as one plan: only fields that `moves` has an entry for, and nothing is said of new ones.
+    """
+    wanted = [place for path, value in golden.items() if (place := _place(path, value, moves, named_only=named_only)) is not None]
+    lines = []
+    for old, path, value in wanted:
+        where = path if old == path else f"{path} (before {old})"
+        if path not in new:
+            lines.append(f"{where}: was {value!r}, now missing")
+        elif not _equal(value, new[path]):
+            lines.append(f"{where}: was {value!r}, now {new[path]!r}")
+    if named_only:
+        return lines
+    known, added = {path for _, path, _ in wanted}, [move.new for move in moves if isinstance(move, Added)]
+    return lines + [f"{path}: new, {new[path]!r}" for path in new if path not in known and not any(_fits(each, path) for each in added)]
 
 
 def listed(name: str, differences: Sequence[str]) -> str:
@@ -84,16 +91,17 @@ def is_dropped(name: str, dropped: Iterable[Dropped] = DROPPED) -> bool:
     return any(_fits(each.case, name) for each in dropped)
 
 
-def _place(path: str, value: Any, moves: Sequence[Moved | Removed | Added]) -> tuple[str, Any] | None:
-    """Return the path and the value that a golden field has now; `None` for one that was removed."""
+def _place(path: str, value: Any, moves: Sequence[Moved | Removed | Added], *, named_only: bool) -> tuple[str, str, Any] | None:
+    """Return the path of a golden field, and the path and the value that it has now; `None` for one that is not compared."""
     for move in moves:
         if isinstance(move, Added) or (match := _expression(move.old).fullmatch(path)) is None:
             continue
         if isinstance(move, Removed):
             return None
         parts = iter(match.groups())
-        return re.sub(r"\*", lambda _, parts=parts: next(parts), move.new), move.value(value) if move.value else value
-    return path, value
+        place = "".join(next(parts) if part == "*" else part for part in re.split(r"(\*)", move.new))
+        return path, place, move.value(value) if move.value else value
+    return None if named_only else (path, path, value)
 
 
 def _fits(pattern: str, text: str) -> bool:

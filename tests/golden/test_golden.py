@@ -29,7 +29,15 @@ SAMPLE = (
     ),
     *("engine own", "engine black box", "engine quantised", "vision", "model 0.5b gpu1-16", "model 7b gpu1", "colocate gpu8"),
     *("weights disk gpu2", "weights adapter cpu", "learner muon gpu2", "learner zero 0 gpu2", "estimator own", "estimator remax"),
-    *("flow branches by entropy", "partner past", "reward models weighed", "teacher engine", "sandbox limits", "evaluations apart"),
+    *(
+        "flow branches by entropy",
+        "flow quorum",
+        "partner past",
+        "reward models weighed",
+        "teacher engine",
+        "sandbox limits",
+        "evaluations apart",
+    ),
     *(
         "cluster plug-ins",
         "recipe 72b",
@@ -90,7 +98,16 @@ def test_a_changed_field_is_a_difference_and_a_moved_one_is_none() -> None:
     assert compare(golden, {**golden, "learner/rank": 1}) == ["learner/rank: was 0, now 1"]
     moves = (Moved("engine/*/seed", "plans/*/engine/seed"), Removed("learner/*", "nobody asks for it"))
     assert compare(golden, {"plans/first/engine/seed": 3, "plans/last/engine/seed": 4}, moves) == []
-    assert compare(golden, {"plans/first/engine/seed": 3}, moves) == ["plans/last/engine/seed: was 4, now missing"]
+    missing = "plans/last/engine/seed (before engine/last/seed): was 4, now missing"
+    assert compare(golden, {"plans/first/engine/seed": 3}, moves) == [missing]
+
+
+def test_fields_that_have_become_one_have_one_value() -> None:
+    golden, moves = {"worker/model": "a", "learner/model": "a", "learner/rank": 0}, (Moved("*/model", "plan/model"),)
+    assert compare(golden, {"plan/model": "a", "plan/seed": 1}, moves, named_only=True) == []
+    assert compare({**golden, "learner/model": "b"}, {"plan/model": "a"}, moves, named_only=True) == [
+        "plan/model (before learner/model): was 'b', now 'a'"
+    ]
 
 
 def test_a_new_field_is_a_difference_unless_it_is_said_to_be_new() -> None:
