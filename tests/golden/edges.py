@@ -162,8 +162,8 @@ def _record_loops(recording: Recording, run: Any) -> None:
 
 
 async def _join(recording: Recording, pool: Any) -> None:
-    """Have one more engine join, where there is room for it."""
-    if (supervision := pool._supervision) is not None:
+    """Have one more engine join, where there is room for it, unless engines take turns with the learner, where none may."""
+    if (supervision := pool._supervision) is not None and pool._published is None:
         room = supervision.room()
         recording.add("joined.room", room)
         if room is None or room > 0:

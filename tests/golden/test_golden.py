@@ -79,7 +79,7 @@ def test_a_case_receives_what_it_received(name: str, recorder: Recorder, golden:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_every_case_receives_what_it_received(recorder: Recorder, golden: dict[str, Fields]) -> None:
     assert [name for name in CASES if name not in golden] == []
     found = {name: compare(golden[name], flat(recorder.record(case))) for name, case in CASES.items()}
