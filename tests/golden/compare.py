@@ -1,0 +1,118 @@
+"""Comparison of a new recording with the golden one, field by field, by a table of what moved and what was removed.
+
+A change that moves a field writes `Moved` into `MOVES`, one that removes it `Removed` with the reason, and one that records more `Added`.
+Everything else has to stay as it is. The first entry that fits a path counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tests.golden.storage import Fields
+
+MOST = 20
+"""Differences of a case that are listed."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Fields at paths like `old` are now at `new`, in which each ``*`` stands for what the same one of `old` stands for.
+
+    `value` makes the new value of the old one, where that is not the same.
+    """
+
+    old: str
+    new: str
+    value: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Fields at paths like `old` are not recorded any more."""
+
+    old: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Added:
+    """Fields at paths like `new` were not recorded before."""
+
+    new: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Cases with names like `case` are not recorded any more, for example because one of their flags was removed."""
+
+    case: str
+    reason: str
+
+
+MOVES: tuple[Moved | Removed | Added, ...] = ()
+"""Fields that are elsewhere now; every other one is where it was."""
+DROPPED: tuple[Dropped, ...] = ()
+"""Cases that are recorded no more."""
+
+
+def compare(golden: Fields, new: Fields, moves: Sequence[Moved | Removed | Added] = MOVES, *, named_only: bool = False) -> list[str]:
+    """Return the differences between two recordings of a case, each in a line: its path, and both values.
+
+    Several golden fields may move to one path, if they have one value. With `named_only` a part of what a run receives is compared, such
+    as one plan: only fields that `moves` has an entry for, and nothing is said of new ones.
+    """
+    wanted = [place for path, value in golden.items() if (place := _place(path, value, moves, named_only=named_only)) is not None]
+    lines = []
+    for old, path, value in wanted:
+        where = path if old == path else f"{path} (before {old})"
+        if path not in new:
+            lines.append(f"{where}: was {value!r}, now missing")
+        elif not _equal(value, new[path]):
+            lines.append(f"{where}: was {value!r}, now {new[path]!r}")
+    if named_only:
+        return lines
+    known, added = {path for _, path, _ in wanted}, [move.new for move in moves if isinstance(move, Added)]
+    return lines + [f"{path}: new, {new[path]!r}" for path in new if path not in known and not any(_fits(each, path) for each in added)]
+
+
+def listed(name: str, differences: Sequence[str]) -> str:
+    """Return the differences of a case as text."""
+    more = [f"  ... and {len(differences) - MOST} more"] if len(differences) > MOST else []
+    return "\n".join([f"{name}: {len(differences)} differences", *(f"  {line}" for line in differences[:MOST]), *more])
+
+
+def is_dropped(name: str, dropped: Iterable[Dropped] = DROPPED) -> bool:
+    """Return True for a case that is recorded no more."""
+    return any(_fits(each.case, name) for each in dropped)
+
+
+def _place(path: str, value: Any, moves: Sequence[Moved | Removed | Added], *, named_only: bool) -> tuple[str, str, Any] | None:
+    """Return the path of a golden field, and the path and the value that it has now; `None` for one that is not compared."""
+    for move in moves:
+        if isinstance(move, Added) or (match := _expression(move.old).fullmatch(path)) is None:
+            continue
+        if isinstance(move, Removed):
+            return None
+        parts = iter(match.groups())
+        place = "".join(next(parts) if part == "*" else part for part in re.split(r"(\*)", move.new))
+        return path, place, move.value(value) if move.value else value
+    return None if named_only else (path, path, value)
+
+
+def _fits(pattern: str, text: str) -> bool:
+    return _expression(pattern).fullmatch(text) is not None
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return True for equal values of one kind: 1, 1.0 and True differ."""
+    return bool(one == other) and repr(one) == repr(other)
