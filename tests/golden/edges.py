@@ -121,7 +121,7 @@ def _training(recording: Recording) -> Iterator[AbstractContextManager[Any]]:
     yield patch("agentrl.api.training.check_hub", lambda config: None)
     yield patch("agentrl.api.preview.check_hub", lambda config: None)
     yield patch("agentrl.api.training.push_model", push)
-    yield patch("agentrl.api.resume.ResumePoint.restore", load)
+    yield patch("agentrl.resolve.saved.ResumePoint.restore", load)
 
     def until_signal(work: Any, stop: Any = None, stop_timeout_s: float = 0.0, saved: Callable[[], str] = str) -> Any:
         recording.add("signals", {"stop_timeout_s": stop_timeout_s})

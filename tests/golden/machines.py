@@ -122,7 +122,8 @@ def simulated(machine: Machine, root: Path) -> Iterator[None]:
 
 def _forget() -> None:
     """Forget what was asked of another machine."""
-    from agentrl.config import engine_args, model_shape
+    from agentrl.core import model_shape
+    from agentrl.engine import engine_args
 
     model_shape.local_config.cache_clear()
     engine_args._known.cache_clear()

@@ -21,6 +21,7 @@ from unittest.mock import patch
 from agentrl.cli.main import main as run_command
 from agentrl.engine.settings import without_gc
 from tests.golden.cases import Case
+from tests.golden.compare import without_sources
 from tests.golden.edges import recorded_edges, tool_edges
 from tests.golden.machines import MACHINES, simulated
 from tests.golden.recording import Recorded, Recording
@@ -108,7 +109,7 @@ class Recorder:
             settings = plain(json.loads(output), self._masks)
         except ValueError:
             settings = None
-        result: dict[str, Any] = {"code": code, "errors": self._lines(errors)}
+        result: dict[str, Any] = {"code": code, "errors": without_sources(self._lines(errors))}
         if settings is None:
             result["output"] = self._lines(output)
         return result, settings

@@ -41,7 +41,7 @@ class Engine(StandIn):
     def __init__(self, settings: Any) -> None:
         engine, device = settings.engine, settings.device
         core = "thread" if engine.core_on_thread(device) else "process"
-        decided = {"core": core, "memory_share_of_80_gib": settings.weights.memory_share(engine, 80 * 2**30)}
+        decided = {"core": core, "memory_share_of_80_gib": engine.memory_share(settings.weights, 80 * 2**30)}
         self.recording.add("engine", {"class": type(self).__name__, "settings": settings, "decided": decided})
 
     async def start(self) -> None:

@@ -42,7 +42,6 @@ SAMPLE = (
         "cluster plug-ins",
         "recipe 72b",
         "file toml and flags",
-        "resume on a cpu",
         "resume elsewhere",
         "dying once gpu1",
         "eval two engines",
