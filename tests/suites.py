@@ -44,10 +44,18 @@ TARGETS = {"clients": ".venv-clients/.installed", "browser": ".venv-browser/.ins
 
 def files() -> dict[str, set[str]]:
     """Return the files that have tests of `SUITES`, with what their tests need: "clients", "browser", "real_model", "containers"."""
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))}
+    helpers = {  # modules that mark the parameters of tests
+        f"from {name.removesuffix('.py').replace('/', '.')} import": marks
+        for name, text in texts.items()
+        if "/test_" not in name and (marks := set(MARKED.findall(text)))
+    }
     found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    for name, text in texts.items():
+        if "/test_" not in name:
+            continue
         marks = set(MARKED.findall(text)) | ({"browser"} if name.startswith(BROWSER) else set())
+        marks = marks.union(*(more for line, more in helpers.items() if line in text))
         if marks:
             found[name] = {mark for mark in marks if mark in TARGETS} | ({"containers"} if "container_engine" in text else set())
     return found

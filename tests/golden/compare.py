@@ -61,7 +61,8 @@ class Either(tuple[Any, ...]):
 
 
 def _decided(engine: Any) -> Any:
-    return Either(("vllm", "transformers")) if engine == "auto" else engine
+    # Commands that train nothing still leave "auto" to each process; tests/unit/resolve/test_plan.py says that training does not.
+    return Either(("vllm", "transformers", "auto")) if engine == "auto" else engine
 
 
 def without_sources(lines: Any) -> Any:
@@ -70,8 +71,12 @@ def without_sources(lines: Any) -> Any:
 
 
 SOURCES = ("agentrl: not the defaults: ", "agentrl: known once the cluster is joined: ")
+RESOLVED = ("engine", "learner", "rollout", "weights")
 MOVES: tuple[Moved | Removed | Added, ...] = (
-    Removed("dry_run/differs/*", "--dry-run prints what the run writes"),
+    *(
+        Removed(f"dry_run/differs/{section}.*", "--dry-run prints what the run writes")
+        for section in ("engine", "learner", "rollout", "weights")
+    ),
     Added("dry_run/differs", "it is empty"),
     Added("config/sources/*", "config.json names the source of each setting"),
     Added("*/engine/quantizes", "a property of the settings of engines"),

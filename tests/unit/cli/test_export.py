@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.cli.export import find_checkpoint, main
 from agentrl.core.errors import CheckpointError, ConfigError
-from tests.unit.api.test_resume import save
+from tests.unit.resolve.test_saved import save
 
 pytestmark = pytest.mark.anyio
 
