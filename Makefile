@@ -34,6 +34,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 3
 GPU_PYTHON ?= python3
 STOP_AFTER_S ?= 86400
+PART ?= 1/1
 
 # One thread per process is faster than many on a small machine, and makes runs repeatable.
 export OMP_NUM_THREADS ?= 1
@@ -76,8 +77,8 @@ test-clients: $(STAMP) $(CLIENTS)/.installed  ## run real agent programs against
 test-browser: $(STAMP) $(BROWSER)/.installed  ## run the tests of the viewer's page in Chromium (apt-get install chromium)
 	$(PY) -m pytest -m browser $(PYTEST_ARGS)
 
-mutants: $(STAMP)  ## plant bugs one at a time and report those that no test notices
-	$(PY) -m tests.mutants
+mutants: $(STAMP)  ## plant bugs one at a time and report those that no test notices (PART=3/20: the third of 20 parts)
+	$(PY) -m tests.mutants --part $(PART)
 
 check: $(STAMP)  ## lint, format, types, import contracts, sizes, generated docs
 	$(PY) -m ruff check agentrl tests envs examples

@@ -38,9 +38,9 @@ class Copy:
 
     def __init__(self, folder: Path, files: Sequence[str], tests: Sequence[str], root: Path, libraries: Sequence[str]) -> None:
         self._folder = Path(shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT)))
-        self.log, settings = self._beside(".log"), self._beside(".json")
-        self.log.touch()
-        wanted = {"files": files, "tests": tests, "imported": str(self._beside(".imported")), "log": str(self.log)}
+        self._log, settings = self._beside(".log"), self._beside(".json")
+        self._log.touch()
+        wanted = {"files": files, "tests": tests, "imported": str(self._beside(".imported")), "log": str(self._log)}
         settings.write_text(json.dumps({"copy": str(folder), **wanted}))
         self._collected, self._fresh = Forks("tests.mutants.session", str(settings)), Forks("tests.mutants.fresh", *libraries)
         self._alone: dict[str, bool] = {}
@@ -53,8 +53,9 @@ class Copy:
             BrokenTests: If one fails.
         """
         result = self._beside(".record")
-        if self._ask(self._collected, {"record": file, "result": str(result)}, LIMIT_S):
-            raise BrokenTests(file)
+        code, failed = self._first_failure({"record": file, "result": str(result)}, LIMIT_S)
+        if code:
+            raise BrokenTests(failed or file)
         return json.loads(result.read_text())
 
     def imported(self) -> dict[str, list[int]]:
@@ -69,7 +70,7 @@ class Copy:
         """
         with self._planted(mutant) as text:
             order = {"tests": mutant.tests} if pick.at_import else {"file": mutant.file, "text": text}
-            code, failed = self._pick({**order, "picked": pick.limits_s}, pick.limit_s)
+            code, failed = self._first_failure({**order, "picked": pick.limits_s}, pick.limit_s)
         if code is None or (failed and self._passes_alone(failed, pick.limits_s[failed])):
             return True
         with self._planted(mutant):
@@ -79,7 +80,7 @@ class Copy:
             raise BrokenTests(" ".join(mutant.tests))
         return True
 
-    def _pick(self, order: dict[str, Any], limit_s: float) -> tuple[int | None, str]:
+    def _first_failure(self, order: dict[str, Any], limit_s: float) -> tuple[int | None, str]:
         """Return the exit code of pytest, None if it was killed, and the name of the test that failed, if one did."""
         failed = self._beside(".failed")
         failed.unlink(missing_ok=True)
@@ -89,7 +90,7 @@ class Copy:
 
     def _passes_alone(self, test: str, limit_s: float) -> bool:
         if test not in self._alone:
-            self._alone[test] = self._pick({"picked": {test: limit_s}}, ALL_LIMIT_S + limit_s)[0] == 0
+            self._alone[test] = self._first_failure({"picked": {test: limit_s}}, ALL_LIMIT_S + limit_s)[0] == 0
         return self._alone[test]
 
     def _passes_together(self, tests: tuple[str, ...]) -> bool:
@@ -98,10 +99,10 @@ class Copy:
         return self._together[tests]
 
     def _passes(self, tests: tuple[str, ...]) -> bool:
-        self.log.write_text("")
+        self._log.write_text("")
         code = self._ask(self._fresh, {"tests": tests}, LIMIT_S)
         if code not in (0, CAUGHT, None):
-            output = self.log.read_text(encoding="utf-8", errors="replace")[-4000:]
+            output = self._end_of_log()
             # A bug that keeps the tests from being collected has been noticed as well.
             if "error" in output.rpartition("\n\n")[2] or "Interrupted" in output:
                 return False
@@ -109,7 +110,13 @@ class Copy:
         return code == 0
 
     def _ask(self, forks: Forks, order: dict[str, Any], limit_s: float) -> int | None:
-        return forks.run({"input": os.devnull, "output": str(self.log), "copy": str(self._folder), **order}, limit_s)
+        try:
+            return forks.run({"input": os.devnull, "output": str(self._log), "copy": str(self._folder), **order}, limit_s)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}:\n{self._end_of_log()}") from None
+
+    def _end_of_log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def _beside(self, suffix: str) -> Path:
         return self._folder.with_suffix(suffix)

@@ -59,6 +59,7 @@ class Session:
     def _work(self, session: pytest.Session, order: dict[str, Any]) -> int:
         plugins, items = session.config.pluginmanager, {item.nodeid: item for item in session.items}
         plugins.unregister(self)
+        plugins.register(FirstFailure(order["failed"]))
         if "record" in order:
             session.items[:] = [item for test, item in items.items() if test.partition("::")[0] == order["record"]]
             recorder = Recorder(self._copy, self._files)
@@ -69,7 +70,6 @@ class Session:
             code = UNDECIDED
         else:
             session.items[:] = [with_limit(items[test], limit_s) for test, limit_s in order["picked"].items()]
-            plugins.register(FirstFailure(order["failed"]))
             code = _run(session)
         sys.stdout.flush()
         os._exit(code)

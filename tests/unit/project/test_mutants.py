@@ -180,8 +180,16 @@ def test_tests_that_fail_without_a_bug_are_named(shop: Path, tmp_path: Path) -> 
     (tmp_path / "tests").mkdir()
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "tests" / "test_shop.py").write_text("def test_it():\n    assert False\n")
-    with pytest.raises(BrokenTests, match=r"^tests/test_shop\.py$"):
+    with pytest.raises(BrokenTests, match=r"^tests/test_shop\.py::test_it$"):
         plant([bug], workers=1, results=None, root=tmp_path, libraries=())
+
+
+def test_tests_that_cannot_be_collected_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "tests" / "test_shop.py").write_text("import shop\n\nshop.none\n")
+    with pytest.raises(RuntimeError, match=r"(?s)ended with 2.*ERROR tests/test_shop\.py - AttributeError"):
+        plant([shop_bug("survivor")], workers=1, results=None, root=tmp_path, libraries=())
 
 
 def test_nothing_is_planted_where_every_bug_has_been_caught(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
