@@ -59,7 +59,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def _rows(command: Shown, number: int) -> Iterator[dict[str, Any]]:
-    words = [*command.words[1:]]
+    words = [word.removeprefix("/") if word.startswith("/shared/") else word for word in command.words[1:]]  # nothing is written there
     text = " ".join(words)
     before = [line.split() for pattern, line in BEFORE if re.search(pattern, text)]
     row = {"machine": _machine(text), "words": words} | ({"before": before} if before else {})

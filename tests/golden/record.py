@@ -22,17 +22,19 @@ from agentrl.cli.main import main as run_command
 from agentrl.engine.settings import without_gc
 from tests.golden.cases import Case
 from tests.golden.compare import without_sources
-from tests.golden.edges import recorded_edges, tool_edges
+from tests.golden.edges import METHODS, recorded_edges, tool_edges
 from tests.golden.machines import MACHINES, simulated
 from tests.golden.recording import Recorded, Recording
 from tests.golden.values import Masks, flat, plain
 from tests.golden.world import ROOT, TINY, build_world, clear_runs
 
 DRY = "--dry-run"
-WITH_DRY_RUN = {"train", "eval", "sample", "iterate", "sft", "dpo", "kto", "orpo", "distill", "reward-model", "process-reward-model"}
+WITH_DRY_RUN = {"train", "eval", "sample", "iterate", *METHODS}
 """Commands with ``--dry-run``."""
 DRY_ONLY = {"iterate"}
 """Commands of which nothing but ``--dry-run`` is recorded, because they start others."""
+OF_IMPORTS = {"PYTORCH_NVML_BASED_CUDA_CHECK"}
+"""Environment variables that other packages set when they are first imported."""
 SHOWING = {"plan"}
 """Commands of which the output is the result."""
 
@@ -119,7 +121,7 @@ class Recorder:
         recording, before, known = Recording(self._masks), dict(os.environ), self._written()
         with recorded_edges(recording, MACHINES[machine], deaths), tool_edges(recording, words[0]):
             code, output, errors = captured(lambda: run_command([word for word in words if word != DRY]))
-        changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        changed = {name: value for name, value in os.environ.items() if before.get(name) != value and name not in OF_IMPORTS}
         os.environ.clear()
         os.environ.update(before)
         new = [path for path, text in self._written().items() if known.get(path) != text]

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.golden.values import flat
-
 GOLDEN = Path(__file__).parent / "data" / "golden.jsonl.xz"
 """The recordings of the code before its settings were resolved at one place."""
 
@@ -17,12 +15,12 @@ Fields = Mapping[str, Any]
 """What a case received: leaves by their paths."""
 
 
-def write(path: Path, results: Iterable[tuple[str, str, Any]]) -> None:
+def write(path: Path, recordings: Iterable[tuple[str, str, Fields]]) -> None:
     """Write recordings, each with the name of its case and its command; equal recordings make equal bytes."""
     like: dict[str, Fields] = {}
     with lzma.open(path, "wt", encoding="utf-8") as file:
-        for name, command, result in results:
-            fields, known = flat(result), like.get(command, {})
+        for name, command, fields in recordings:
+            known = like.get(command, {})
             line = {
                 "case": name,
                 "command": command,
