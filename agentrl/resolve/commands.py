@@ -17,7 +17,7 @@ from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
 from agentrl.env.plan import ANSWER
-from agentrl.evaluation.plan import MeasureConfig
+from agentrl.evaluation.plan import MeasureConfig, SelectConfig
 from agentrl.resolve.plan import checked_play, checked_steps
 from agentrl.rollout.plan import RewardConfig
 
@@ -43,7 +43,9 @@ class MeasuringCommand(Command[Any]):
     def begin(self, saved: Mapping[str, Any], path: Path | None) -> Any:
         """Return the settings of a run or a file that bear on episodes; what concerns the course of a training is left out."""
         run_dir = path.parent if path is not None and path.name == "config.json" else None
-        known, own = settings_of(self.settings), {item.name for item in fields(MeasureConfig)}  # of which each evaluation begins afresh
+        # An evaluation begins afresh with its own settings; a run's `resume` names a directory, that of a data set is on or off.
+        known = settings_of(self.settings)
+        own = {item.name for kind in (MeasureConfig, *([SelectConfig] if run_dir else [])) for item in fields(kind)}
         taken = {name: value for name, value in saved.items() if name not in own and (run_dir is None or name in known)}
         config = super().begin(taken, path)
         config = replace(config, run=RunConfig(agent=config.run.agent, seed=config.run.seed, ray_address=config.run.ray_address))
