@@ -88,13 +88,16 @@ def plant(
     write, start = _Results(results), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="agentrl-mutants-") as name, ThreadPoolExecutor(workers) as pool:
         folder = Path(name).resolve()
-        copies = _Copies(Copy(folder / str(number), files, tests, root, libraries) for number in range(workers))
-        record = _record(copies, pool, list(dict.fromkeys(test.partition("::")[0] for test in tests)))
+        copies = [Copy(folder / str(number), files, tests, root, libraries) for number in range(workers)]
+        imported, *_ = pool.map(Copy.collect, copies)
+        record, idle = Record(imported), _Idle(copies)
+        for result in pool.map(idle.record, dict.fromkeys(test.partition("::")[0] for test in tests)):
+            record.add(result)
         print(f"{len(record.seconds)} tests pass without a bug ({time.monotonic() - start:.0f} s)", flush=True)
 
         def caught(mutant: Mutant) -> bool:
             picked = pick(mutant, (root / mutant.file).read_text(encoding="utf-8"), record)
-            with copies.one() as copy:
+            with idle.copy() as copy:
                 begin = time.monotonic()
                 noticed = copy.catches(mutant, picked)
                 write(mutant, noticed, time.monotonic() - begin)
@@ -113,34 +116,25 @@ def caught_before(path: Path) -> set[str]:
     return {result["id"] for result in map(json.loads, lines) if result["outcome"] == "passed"}
 
 
-def _record(copies: _Copies, pool: ThreadPoolExecutor, files: Sequence[str]) -> Record:
-    def run(file: str) -> dict[str, Any]:
-        with copies.one() as copy:
-            return copy.record(file)
+class _Idle:
+    """Copies of the project that no thread is using."""
 
-    results = list(pool.map(run, files))
-    with copies.one() as copy:
-        record = Record(copy.imported())
-    for result in results:
-        record.add(result)
-    return record
-
-
-class _Copies:
-    """Copies of the project, each used by one thread at a time."""
-
-    def __init__(self, copies: Iterator[Copy]) -> None:
-        self._idle: queue.Queue[Copy] = queue.Queue()
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies: queue.Queue[Copy] = queue.Queue()
         for copy in copies:
-            self._idle.put(copy)
+            self._copies.put(copy)
 
     @contextmanager
-    def one(self) -> Iterator[Copy]:
-        copy = self._idle.get()
+    def copy(self) -> Iterator[Copy]:
+        copy = self._copies.get()
         try:
             yield copy
         finally:
-            self._idle.put(copy)
+            self._copies.put(copy)
+
+    def record(self, file: str) -> dict[str, Any]:
+        with self.copy() as copy:
+            return copy.record(file)
 
 
 class _Results:

@@ -13,6 +13,7 @@ from typing import Any
 from tests.forks import Forks
 from tests.mutants.bugs import Mutant
 from tests.mutants.picks import ALL_LIMIT_S, Pick
+from tests.mutants.session import NOT_SWAPPED
 
 LEFT_OUT = (".git", ".venv*", ".*cache", ".hypothesis", "runs", "__pycache__", "build", "dist")
 LIMIT_S = 600.0
@@ -46,6 +47,11 @@ class Copy:
         self._alone: dict[str, bool] = {}
         self._together: dict[tuple[str, ...], bool] = {}
 
+    def collect(self) -> dict[str, list[int]]:
+        """Collect the tests, which comes before any bug is planted; return the lines of each file that imports execute."""
+        self._first_failure({"picked": {}}, LIMIT_S)
+        return json.loads(self._beside(".imported").read_text())
+
     def record(self, file: str) -> dict[str, Any]:
         """Run the tests of a file without a bug, and return the result of the `Recorder`.
 
@@ -58,10 +64,6 @@ class Copy:
             raise BrokenTests(failed or file)
         return json.loads(result.read_text())
 
-    def imported(self) -> dict[str, list[int]]:
-        """Return the lines of each file that were executed by imports, once there is a record."""
-        return json.loads(self._beside(".imported").read_text())
-
     def catches(self, mutant: Mutant, pick: Pick) -> bool:
         """Plant a bug and run tests: those that are picked, then those of its group unless a test that passes by itself has failed.
 
@@ -69,8 +71,7 @@ class Copy:
             BrokenTests: If the tests of the group do not pass together without a bug.
         """
         with self._planted(mutant) as text:
-            order = {"tests": mutant.tests} if pick.at_import else {"file": mutant.file, "text": text}
-            code, failed = self._first_failure({**order, "picked": pick.limits_s}, pick.limit_s)
+            code, failed = self._run_picked(mutant, pick, text)
         if code is None or (failed and self._passes_alone(failed, pick.limits_s[failed])):
             return True
         with self._planted(mutant):
@@ -79,6 +80,14 @@ class Copy:
         if not self._passes_together(mutant.tests):
             raise BrokenTests(" ".join(mutant.tests))
         return True
+
+    def _run_picked(self, mutant: Mutant, pick: Pick, text: str) -> tuple[int | None, str]:
+        picked = {"picked": pick.limits_s}
+        if pick.in_memory:
+            code, failed = self._first_failure({**picked, "file": mutant.file, "text": text}, pick.limit_s)
+            if code != NOT_SWAPPED:
+                return code, failed
+        return self._first_failure({**picked, "tests": mutant.tests}, pick.limit_s)
 
     def _first_failure(self, order: dict[str, Any], limit_s: float) -> tuple[int | None, str]:
         """Return the exit code of pytest, None if it was killed, and the name of the test that failed, if one did."""

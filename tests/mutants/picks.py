@@ -44,8 +44,8 @@ class Pick:
 
     limits_s: Mapping[str, float]
     """Seconds that each test may take, in the order in which they are to be run."""
-    at_import: bool
-    """True if a changed line is executed before the first test, so that modules have to be imported with the bug."""
+    in_memory: bool
+    """False if a changed line is executed before the first test, so that modules have to be imported with the bug."""
     limit_s: float
     """Seconds that all tests may take."""
 
@@ -66,7 +66,7 @@ def pick(mutant: Mutant, text: str, record: Record) -> Pick:
         picked = group
     picked.sort(key=lambda test: (test not in covering, record.seconds[test]))
     seconds = {test: FACTOR * record.seconds[test] for test in picked}
-    return Pick({test: LIMIT_S + seconds[test] for test in picked}, at_import, ALL_LIMIT_S + sum(seconds.values()))
+    return Pick({test: LIMIT_S + seconds[test] for test in picked}, not at_import, ALL_LIMIT_S + sum(seconds.values()))
 
 
 def changed_lines(text: str, mutant: Mutant) -> set[int]:

@@ -19,7 +19,7 @@ from tests.mutants.fresh import FirstFailure, enter, load_quick_hypothesis, opti
 from tests.mutants.recorder import Recorder, trace
 from tests.mutants.swap import Functions, NotSwappable, functions_of, swap
 
-UNDECIDED = 7
+NOT_SWAPPED = 7
 """Exit code if a bug cannot be put into the functions in memory; no exit code of pytest."""
 
 
@@ -67,7 +67,7 @@ class Session:
             code = _run(session)
             Path(order["result"]).write_text(json.dumps(recorder.result()))
         elif "text" in order and not self._swapped(order["file"], order["text"]):
-            code = UNDECIDED
+            code = NOT_SWAPPED
         else:
             session.items[:] = [with_limit(items[test], limit_s) for test, limit_s in order["picked"].items()]
             code = _run(session)
