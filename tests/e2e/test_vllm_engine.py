@@ -208,6 +208,8 @@ async def test_closing_frees_the_model_and_fails_what_is_running(model: Any, tmp
 def test_starting_and_generating_prints_nothing(model: Any, tmp_path: Path) -> None:
     script = """
 import asyncio, sys
+from agentrl.engine.settings import prepare_environment
+prepare_environment("cpu")  # before PyTorch is imported, as in processes of a run: PyTorch reads its log level once
 from agentrl.engine.vllm_engine import VllmEngine
 from tests.e2e.vllm_support import request, settings
 async def main():
