@@ -40,6 +40,7 @@ FOREIGN = {
     "--nodes",
     "--shm-size",
     "--stop-timeout",
+    "--part",  # of `python -m tests.mutants`
     "--help",
     "--logdir",
     "--no-deps",
