@@ -48,7 +48,7 @@ def launched() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # Playwright runs an event loop in this thread until it ends, and later tests need their own
 def browser() -> Iterator[Browser]:
     if not chromium():
         pytest.skip("there is no Chromium: apt-get install chromium, or name one in the variable CHROMIUM")
