@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.annotations import FIGURES, Annotation
 from agentrl.core.callbacks import GroupJudged, MetricsRow, RunBegin, StepEnd
 from agentrl.core.recording import RecordBudget
 from agentrl.core.summaries import summarize
 from agentrl.core.types import FinishReason, Group, GroupRequest, Span, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.flow.plan import TrainingConfig
 from agentrl.rollout.records import group_records
 from agentrl.track.plan import RecordConfig
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder

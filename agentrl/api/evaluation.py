@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.api.training import check_all_prompts, uninterrupted
-from agentrl.cluster.build import load_environment
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.mapping import to_json
@@ -29,7 +28,7 @@ from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
 from agentrl.env.tasks import own_tasks
 from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
-from agentrl.evaluation.evaluations import check_failures, eval_settings, outcome_of
+from agentrl.evaluation.evaluations import check_failures, outcome_of
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import (
     EvalProgress,
@@ -41,12 +40,11 @@ from agentrl.evaluation.report import (
 )
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.resolve.directories import results_directory
-from agentrl.rollout.settings import temperature_of
-from agentrl.rollout.tasks import check_model, eval_tasks, open_tasks
+from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, temperature_of
+from agentrl.rollout.tasks import eval_tasks, open_tasks
 from agentrl.track.console import open_console
 from agentrl.track.html import escaped, table
 from agentrl.track.jsonl import encode
-from agentrl.track.plan import num_recorded
 from agentrl.track.sinks import TrajectoryRecorder
 from agentrl.track.text import counted
 
@@ -120,7 +118,7 @@ async def measure(config: EvaluateConfig, console: Console | None = None) -> Eva
     """
     for model in (config.model.model, config.measure.baseline):
         check_model(changed(config, model=model or ""))
-    tasks = measured_tasks(config, load_environment(config))
+    tasks = measured_tasks(config, environment(config))
     with results_directory(config, "eval") as path:
         (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
         keep_environment(config.run.agent, path)
@@ -160,8 +158,9 @@ class _Measurement:
         """Start an engine with the model, play the tasks, and close it again."""
         config = changed(self.config, model=model)
         progress.on_stage(f"checking prompts for {model_name(model)}")
-        await asyncio.to_thread(check_all_prompts, config, self.tasks)
-        settings = eval_settings(config, num_recorded(config.measure.record, config.eval.eval_samples))
+        plan = cluster_plan(config)
+        await asyncio.to_thread(check_all_prompts, plan, self.tasks)
+        settings = eval_plan(config)
         requests = self.path / ("requests.jsonl" if records == TRAJECTORIES else f"requests-{records}")
         recorder = TrajectoryRecorder(self.path / records, requests=requests) if settings.num_recorded else None
         so_far: dict[int, TaskOutcome] = {}
@@ -173,7 +172,7 @@ class _Measurement:
                 recorder.write(summary)
             progress.on_task(count, total)
 
-        runtime = make_runtime(config, progress.on_stage)
+        runtime = make_runtime(plan, progress.on_stage)
         try:
             await runtime.start()
             pool = pool_of(runtime)
@@ -211,13 +210,13 @@ def measured_tasks(config: PlaySettings, agent: AgentSpec) -> list[Task]:
     Raises:
         ConfigError: If there are none, or no end of them and ``--eval-size`` does not say how many.
     """
-    data = config.data
+    data, seed = config.data, config.run.seed
     if data.eval_prompts or own_tasks(agent, "eval_tasks") is not None:
-        return eval_tasks(config, agent)
-    source = open_tasks(dataclasses.replace(config, data=dataclasses.replace(data, eval_size=0)), agent)
+        return eval_tasks(data, agent, seed=seed)
+    source = open_tasks(dataclasses.replace(data, eval_size=0), agent, seed=seed)
     total = source.num_tasks
     if data.eval_size and (total is None or data.eval_size < total):
-        return eval_tasks(config, agent)
+        return eval_tasks(data, agent, seed=seed)
     if total is None:
         raise ConfigError("--eval-size", 0, "there is no end of tasks", "Say how many to measure on.")
     return [dataclasses.replace(task, position=index) for index, task in enumerate(source.first(total))]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, RemoteError
 
 FLAG = "--push-to-hub"
 LEFT_OUT = ["manifest.json"]
 
 
-def check_hub(config: TrainConfig) -> None:
-    """Ask the hub who we are, before a run that will upload its model.
+def check_hub(name: str) -> None:
+    """Ask the hub who we are, before a run that will upload its model to the repository `name`; "" uploads none.
 
     Raises:
         ConfigError: If there is no token, or the hub refuses it or cannot be reached.
     """
-    name = config.record.push_to_hub
     if not name:
         return
     from huggingface_hub import HfApi, get_token

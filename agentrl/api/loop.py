@@ -61,13 +61,13 @@ class Engines:
     """All engines of a run, with the episodes that run beside them."""
 
     def __init__(self, pool: RolloutPool, settings: TrainConfig) -> None:
-        from agentrl.flow.settings import flow_settings, group_filter
+        from agentrl.resolve.parts import flow_plan
         from agentrl.track.plan import num_recorded
 
-        flow = flow_settings(settings)
+        flow = flow_plan(settings)
         record = num_recorded(settings.record.record, settings.sampling.n_samples_per_prompt)
         self._pool, self._ids, self._ticket = pool, itertools.count(), partial(flow.group_requests(), record=record)
-        self._keep, self._min_members = group_filter(settings), flow.min_members
+        self._keep, self._min_members = flow.group_filter(), flow.min_members
         self.version = 0
 
     async def play(self, task: Task) -> PlayedGroup:
@@ -135,17 +135,16 @@ async def open_runtime(settings: TrainConfig) -> AsyncIterator[OpenRuntime]:
         AgentRLError: If engines or learner do not start.
     """
     from agentrl.api.training import uninterrupted
-    from agentrl.cluster.build import load_environment
     from agentrl.cluster.runtime import learner_beside, make_runtime, pool_of
-    from agentrl.rollout.tasks import check_model, open_tasks
+    from agentrl.resolve.parts import check_model, cluster_plan, environment, training_tasks
 
     check_model(settings)
-    tasks = open_tasks(settings, load_environment(settings))
-    runtime = make_runtime(settings, lambda stage: None)
+    tasks = training_tasks(settings, environment(settings))
+    runtime = make_runtime(cluster_plan(settings), lambda stage: None)
     try:
         await runtime.start()
         pool = pool_of(runtime)
-        learner = learner_beside(pool, runtime, settings)
+        learner = learner_beside(pool, runtime, settings.weights)
         yield OpenRuntime(tasks=iter(tasks), engines=Engines(pool, settings), learner=learner)
     finally:
         await uninterrupted(runtime.close())

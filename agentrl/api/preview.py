@@ -11,12 +11,12 @@ from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.settings import flag
-from agentrl.evaluation.evaluations import run_eval_tasks
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
+from agentrl.resolve.parts import check_model
 from agentrl.resolve.plan import RunPlan
 from agentrl.resolve.saved import resume_point
 from agentrl.resolve.steps import GIVEN
-from agentrl.rollout.tasks import check_model, missing_labels, open_tasks
+from agentrl.rollout.tasks import missing_labels
 from agentrl.track.text import counted
 
 
@@ -27,17 +27,17 @@ def preview(plan: RunPlan) -> list[str]:
         ConfigError: If the tasks or the model cannot be used, or the run cannot be resumed with these settings.
     """
     config, agent = plan.settings, plan.agent
-    check_hub(config)
+    check_hub(config.record.push_to_hub)
     check_model(config)
     begin = resume_point(config)
-    tasks, questions = open_tasks(config, agent), run_eval_tasks(config, agent)
-    check_all_prompts(config, [*tasks.first(PROMPTS_CHECKED), *questions])
+    tasks, questions = plan.tasks()
+    check_all_prompts(plan.cluster, [*tasks.first(PROMPTS_CHECKED), *questions])
     groups, samples, steps = config.flow.groups_per_step, config.sampling.n_samples_per_prompt, config.training.num_steps
     count, drawn = tasks.num_tasks, groups * steps
     greedy = ", and a greedy one beside each group" if estimator_facts(config.algo.advantage_estimator).greedy_baseline else ""
     endless = f"tasks without a known end, of which {drawn} are drawn"
     signs = filter(None, (device_sign(config), memory_sign(config, gpu_bytes(config.run.device))))
-    problem, sized, warning = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
+    problem, sized, warning = missing_labels(config.data, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
     return [
         f"not the defaults: {', '.join(_others(plan))}",
         f"{groups * samples} episodes per step ({groups} groups of {samples}), {drawn * samples} in {steps} steps{greedy}",

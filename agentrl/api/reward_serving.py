@@ -10,7 +10,8 @@ from agentrl.cluster.build import device
 from agentrl.config.serving import RewardServing
 from agentrl.core.errors import ConfigError
 from agentrl.core.serving import LoopbackServer
-from agentrl.engine.reward_model import RewardModel, RewardModelSettings
+from agentrl.engine.reward_model import RewardModel
+from agentrl.engine.reward_model_facts import RewardModelSettings
 from agentrl.engine.reward_server import RewardApp
 from agentrl.engine.scoring import BatchedScorer
 from agentrl.track.text import counted

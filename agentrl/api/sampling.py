@@ -16,7 +16,6 @@ from rich.text import Text
 
 from agentrl.api.evaluation import model_name
 from agentrl.api.training import check_all_prompts, uninterrupted
-from agentrl.cluster.build import load_environment
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
@@ -27,12 +26,11 @@ from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
-from agentrl.evaluation.evaluations import eval_settings
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.resolve.directories import results_directory
-from agentrl.rollout.tasks import check_model, open_tasks
+from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, training_tasks
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
 from agentrl.track.text import counted, number
@@ -78,7 +76,7 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
         TooManyFailuresError: If every episode failed.
     """
     check_model(config)
-    agent = load_environment(config)
+    agent = environment(config)
     tasks = sampled_tasks(config, agent)
     console = console or open_console()
     with results_directory(config, "sample") as path:
@@ -99,7 +97,7 @@ def sampled_tasks(config: SampleConfig, agent: AgentSpec) -> list[Task]:
     Raises:
         ConfigError: If there is no end of them and ``--num-tasks`` does not say how many.
     """
-    source = open_tasks(config, agent)
+    source = training_tasks(config, agent)
     total, wanted = source.num_tasks, config.select.num_tasks
     if total is None and not wanted:
         raise ConfigError("--num-tasks", 0, "there is no end of tasks", "Say how many to sample.")
@@ -115,7 +113,7 @@ def preview(config: SampleConfig) -> str:
         ConfigError: If the environment, the tasks or the model cannot be used.
     """
     check_model(config)
-    tasks, samples = sampled_tasks(config, load_environment(config)), config.sampling.n_samples_per_prompt
+    tasks, samples = sampled_tasks(config, environment(config)), config.sampling.n_samples_per_prompt
     return f"{counted(len(tasks), 'task')}, {counted(samples, 'episode')} each, with {model_name(config.model.model)}"
 
 
@@ -149,13 +147,14 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
         progress.on_task(done + count, done + total)
 
     progress.on_stage("checking prompts")
-    await asyncio.to_thread(check_all_prompts, config, missing)
-    runtime = make_runtime(config, progress.on_stage)
+    plan = cluster_plan(config)
+    await asyncio.to_thread(check_all_prompts, plan, missing)
+    runtime = make_runtime(plan, progress.on_stage)
     try:
         await runtime.start()
         pool = pool_of(runtime)
         progress.on_stage("sampling")
-        settings = replace(eval_settings(config, samples), with_messages=True)
+        settings = replace(eval_plan(config), num_recorded=samples, with_messages=True)
         await play_tasks(pool, missing, settings, version=0, name="sample", on_group=on_group, supervise=True)
     finally:
         progress.close()

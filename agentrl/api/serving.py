@@ -10,23 +10,25 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from agentrl.api.training import uninterrupted
-from agentrl.cluster.build import build_engine, model_path, worker_environment
+from agentrl.cluster.build import build_engine, worker_environment
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.serving import ApiError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, derive_seed
 from agentrl.engine.parsers import answer_parser, fit_parser
+from agentrl.engine.settings import EngineSettings
+from agentrl.resolve.parts import check_model, cluster_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import EndpointSession
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.lane import Turns
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.recorder import Recorder
-from agentrl.rollout.settings import EpisodeSettings, episode_settings
-from agentrl.rollout.tasks import check_model, context_length
+from agentrl.rollout.tasks import context_length
 from agentrl.track.text import counted
 
 NO_MODEL = "There is no model behind this endpoint."
@@ -57,10 +59,12 @@ async def serve(config: ServeConfig, say: Say) -> None:
     check_model(config)
     loads_model = config.engine.engine != NO_ENGINE
     endpoint = replace(config.endpoint, max_requests=NO_LIMIT)
-    settings = replace(episode_settings(config, model_path(config)), endpoint=endpoint)
+    plan = cluster_plan(config)
+    settings = replace(plan.episodes, endpoint=endpoint)
     tokenizer = load_tokenizer(settings.model.model, trust_remote_code=config.model.trust_remote_code)
     parser = await asyncio.to_thread(answer_parser, endpoint, tokenizer)
-    engine = _engine(config, tokenizer, loads_model)
+    length = config.engine.max_model_len or context_length(settings.model.model)
+    engine = _engine(plan.engine) if loads_model else _silent_engine(tokenizer, length)
     name = config.model.model or "tiny"
     if loads_model:
         say(f"loading {name}")
@@ -106,9 +110,9 @@ class _ServedSession(EndpointSession):
         self.say(f"refused with {problem.status}: {problem.message}")
 
 
-def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, turns: Turns, say: Say) -> EndpointSession:
+def _session(engine: Engine, codec: ChatCodec, settings: EpisodePlan, turns: Turns, say: Say) -> EndpointSession:
     def seed_of(number: int) -> int:
-        return derive_seed(settings.run.seed, "serve", number)
+        return derive_seed(settings.seed, "serve", number)
 
     recorder = Recorder("serve", engine=engine, codec=codec, settings=settings, seed_of=seed_of)
     session = _ServedSession(recorder, parser=codec.parser, max_requests=settings.endpoint.max_requests, turns=turns)
@@ -116,13 +120,16 @@ def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, turns:
     return session
 
 
-def _engine(config: ServeConfig, tokenizer: Any, loads_model: bool) -> Engine:
-    if loads_model:
-        os.environ.update({name: value for name, value in worker_environment(config).items() if name not in os.environ})
-        return build_engine(config)
+def _engine(settings: EngineSettings) -> Engine:
+    os.environ.update({name: value for name, value in worker_environment(settings).items() if name not in os.environ})
+    return build_engine(settings)
+
+
+def _silent_engine(tokenizer: Any, max_model_len: int) -> Engine:
+    """Return an engine without a model, whose answers are one fixed text."""
     ids = [*tokenizer.encode(NO_MODEL, add_special_tokens=False), *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
 
     async def sample(request: GenerationRequest) -> Generation:
         return written_turn(ids, request.sampling.max_tokens)
 
-    return SamplerEngine(sample, max_model_len=config.engine.max_model_len or context_length(model_path(config)) or NO_MODEL_CONTEXT)
+    return SamplerEngine(sample, max_model_len=max_model_len or NO_MODEL_CONTEXT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import sys
 import time
@@ -16,13 +17,12 @@ from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.rewinding import rewind_records
 from agentrl.api.scaling import answer_requests
-from agentrl.api.storage import storage_sign
 from agentrl.certify.before import refuse_wrong
-from agentrl.cluster.build import device, model_path
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make_runtime, pool_of
+from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
-from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
@@ -34,24 +34,26 @@ from agentrl.core.redaction import redacted
 from agentrl.core.remote import absolute
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.core.types import Task
-from agentrl.env.load import AgentSpec, keep_environment
+from agentrl.env.load import keep_environment
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.apart import evaluations_apart
-from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
+from agentrl.evaluation.evaluations import open_evaluations
 from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
 from agentrl.flow.driver import RunResult
 from agentrl.flow.driver import train as run_loops
 from agentrl.flow.past_weights import PastWeights
+from agentrl.flow.plan import TrainingConfig
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
+from agentrl.resolve.parts import check_model, model_path
 from agentrl.resolve.plan import RunPlan
 from agentrl.resolve.saved import ResumePoint, resume_point
-from agentrl.rollout.settings import episode_settings, partner_folder
-from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
+from agentrl.resolve.storage import storage_sign
+from agentrl.rollout.episode_plan import EpisodePlan
+from agentrl.rollout.tasks import check_prompts, context_length, missing_labels
 from agentrl.rollout.teachers import HttpTeacher
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
@@ -79,49 +81,50 @@ async def train(plan: RunPlan, stop: StopRequest | None = None, callbacks: Seque
     """
     collect_rarely()
     config = plan.settings
-    await on_thread(check_hub, config)
-    left, lost = config.training.max_learner_restarts, ""
+    await on_thread(check_hub, config.record.push_to_hub)
+    run = config.training
+    left, lost = run.max_learner_restarts, ""
     while True:
         try:
-            return await _uploaded(config, await _train_once(plan, stop, callbacks, last=not left))
+            return await _uploaded(plan, await _train_once(plan, stop, callbacks, last=not left))
         except DamagedCheckpointError as error:
             _log.warning("%s; going on from the newest other one", error)
         except LearnerDeadError as error:
-            if not left or not _can_go_on(config):
-                raise LearnerDeadError(f"{error}. {_what_is_left(config)}") from error
+            if not left or not _can_go_on(run):
+                raise LearnerDeadError(f"{error}. {_what_is_left(run)}") from error
             left, lost = left - 1, str(error)
             _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left)
             plan = plan.resuming()
         except ClusterError as error:
             if not lost:
                 raise
-            raise LearnerDeadError(f"{lost}, and the learner cannot be placed again: {error} {_what_is_left(config)}") from error
+            raise LearnerDeadError(f"{lost}, and the learner cannot be placed again: {error} {_what_is_left(run)}") from error
 
 
-async def _uploaded(config: TrainConfig, result: RunResult) -> RunResult:
-    if config.record.push_to_hub and config.training.run_dir is not None and not result.stopped:
-        address = await on_thread(push_model, config.training.run_dir / "model", config.record.push_to_hub)
+async def _uploaded(plan: RunPlan, result: RunResult) -> RunResult:
+    name, run_dir = plan.settings.record.push_to_hub, plan.settings.training.run_dir
+    if name and run_dir is not None and not result.stopped:
+        address = await on_thread(push_model, run_dir / "model", name)
         sys.stdout.write(f"model        {address}\n")
     return result
 
 
-def _what_is_left(config: TrainConfig) -> str:
+def _what_is_left(run: TrainingConfig) -> str:
     """Return how a run whose learner is lost can be continued, in a sentence."""
-    if _can_go_on(config):
-        return f"Continue it with --resume {shown_path(str(config.training.run_dir))} when the cluster has room."
+    if _can_go_on(run):
+        return f"Continue it with --resume {shown_path(str(run.run_dir))} when the cluster has room."
     return "There is no checkpoint to go on from; --save-every N writes one every N steps."
 
 
-def _can_go_on(config: TrainConfig) -> bool:
-    return config.training.run_dir is not None and latest_checkpoint(config.training.run_dir) is not None
+def _can_go_on(run: TrainingConfig) -> bool:
+    return run.run_dir is not None and latest_checkpoint(run.run_dir) is not None
 
 
 async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
     config, agent = plan.settings, plan.agent
     check_model(config)
     callbacks = [*load_callbacks(config.record.callback), *own]
-    tasks = open_tasks(config, agent)
-    questions = run_eval_tasks(config, agent)
+    tasks, questions = plan.tasks()
     run_dir = config.training.run_dir
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
@@ -129,23 +132,24 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     make_directory(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     stop = stop or StopRequest()
-    tracker = open_tracker(config, run_dir, title=_title(config), callbacks=callbacks, ask_stop=stop.ask)
-    runtime = make_runtime(config, tracker.on_stage)
+    tracker = open_tracker(plan.track, run_dir, title=_title(plan), callbacks=callbacks, ask_stop=stop.ask)
+    cluster = plan.cluster
+    runtime = make_runtime(cluster, tracker.on_stage)
     status, ledger, stop_reason = "failed", None, None
-    proof = asyncio.create_task(refuse_wrong(config, model_path(config), device(config.run.device)))
+    proof = asyncio.create_task(_refuse_wrong(plan, cluster))
     proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
         keep_environment(config.run.agent, run_dir)
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(plan.to_json() + "\n", encoding="utf-8")
-        await tracker.begin(config, rows)
+        await tracker.begin(json.loads(to_json(config)), rows)
         for note in plan.notes:
             tracker.on_stage(note)
         first = tasks.first(PROMPTS_CHECKED)
-        if (problem := missing_labels(config, agent, first)) is not None:
+        if (problem := missing_labels(config.data, agent, first)) is not None:
             tracker.warn(RunWarning("no-labels", *problem))
-        await _rehearse(config, agent, first[0], tracker)
-        await _start(config, [*first, *questions], proof, runtime, tracker)
+        await _rehearse(plan, first[0], tracker)
+        await _start(plan, [*first, *questions], proof, runtime, tracker)
         result = await _train(plan, run_dir, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         stop_reason = result.stop_reason or None
@@ -154,7 +158,7 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
         status = RESTARTING
         raise
     except LearnerDeadError:
-        status = "failed" if last or not _can_go_on(config) else RESTARTING
+        status = "failed" if last or not _can_go_on(config.training) else RESTARTING
         raise
     except asyncio.CancelledError:
         status = "interrupted"
@@ -166,15 +170,24 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
         await tracker.finish(status=status, ledger=ledger, agent=config.run.agent, stop_reason=stop_reason)
 
 
-def _title(config: TrainConfig) -> str:
+async def _refuse_wrong(plan: RunPlan, cluster: ClusterPlan) -> None:
+    """Compare the learner with the model, unless an earlier part of the run did."""
+    run = plan.settings.training
+    if cluster.learner is not None and run.certify and not run.resume:
+        await refuse_wrong(cluster.learner)
+
+
+def _title(plan: RunPlan) -> str:
+    config = plan.settings
     model = Path(config.model.model).name or "the bundled tiny model"
     mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
     sized, agent = described(config), redacted(shown_path(config.run.agent))
     return f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}{f'; {sized}' if sized else ''}"
 
 
-async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: RunTracker) -> None:
+async def _rehearse(plan: RunPlan, task: Task, tracker: RunTracker) -> None:
     """Play one scripted episode where the environment may run in a process of this machine, and was not played in an earlier run."""
+    config, agent = plan.settings, plan.agent
     isolated = config.isolation.env_isolation == "process"
     if not config.training.check_env or config.training.resume or config.run.ray_address or isolated or agent.kind.calls_model:
         return
@@ -183,8 +196,9 @@ async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: 
         tracker.warn(RunWarning("scripted-episode", warning, "See agentrl check; --no-check-env skips this episode."))
 
 
-async def _start(config: TrainConfig, tasks: Sequence[Task], proof: asyncio.Task[None], runtime: Runtime, tracker: RunTracker) -> None:
+async def _start(plan: RunPlan, tasks: Sequence[Task], proof: asyncio.Task[None], runtime: Runtime, tracker: RunTracker) -> None:
     """Check the memory of GPUs, the room for checkpoints, the prompts, and the model by its `proof`, and start processes."""
+    config = plan.settings
     for sign in (device_sign(config), memory_sign(config, gpu_bytes(config.run.device))):
         if sign is not None:
             tracker.warn(sign)
@@ -193,16 +207,17 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], proof: asyncio.Task
     if (warning := rate_warning(config)) is not None:
         tracker.warn(RunWarning("learning-rate", *warning))
     tracker.on_stage("checking prompts")
-    await _check_teachers(config)
-    await asyncio.to_thread(check_all_prompts, config, tasks)
+    await _check_teachers(plan)
+    await asyncio.to_thread(check_all_prompts, plan.cluster, tasks)
     tracker.on_stage("comparing the learner with the model")
     await _start_unless_refused(proof, runtime)
     if parser := (await runtime.workers[0].stats()).tool_parser:
         tracker.on_stage(f"tool calls in the model's own form, read by {parser}")
 
 
-async def _check_teachers(config: TrainConfig) -> None:
+async def _check_teachers(plan: RunPlan) -> None:
     """Refuse a teacher with another tokenizer than the model's."""
+    config = plan.settings
     trusted, model = config.model.trust_remote_code, model_path(config)
     for spec in teacher_specs(config.algo.teacher):
         if spec.kind == "self":
@@ -229,14 +244,13 @@ async def _start_unless_refused(proof: asyncio.Task[None], runtime: Runtime) -> 
         task.result()
 
 
-def check_all_prompts(config: PlaySettings, tasks: Sequence[Task]) -> None:
+def check_all_prompts(plan: ClusterPlan, tasks: Sequence[Task]) -> None:
     """Refuse tasks whose prompts do not fit into the context of the model, or cannot be rendered for it.
 
     Raises:
         ConfigError: For the first one.
     """
-    model = model_path(config)
-    check_prompts(episode_settings(config, model), tasks, config.engine.max_model_len or context_length(model))
+    check_prompts(plan.episodes, tasks, plan.engine.engine.max_model_len or context_length(plan.episodes.model.model))
 
 
 async def _train(
@@ -250,33 +264,34 @@ async def _train(
     stop: StopRequest,
 ) -> RunResult:
     config, pool = plan.settings, pool_of(runtime)
-    learner = learner_beside(pool, runtime, config, version=begin.progress.step)
-    past = _past_weights(config, learner)
+    learner = learner_beside(pool, runtime, config.weights, version=begin.progress.step)
+    past = _past_weights(plan.cluster.episodes, learner)
     if begin.progress.step:
         source = f" from {begin.copy.address}" if begin.copy else ""
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}{source}")
     loaded = await begin.restore(run_dir, learner)
     if past:
         await past.keep(begin.progress.step)  # the earlier part of the run may have ended before it did so
-    uploads = _uploads(config, learner)
+    uploads = _uploads(config.training, learner)
     if uploads and loaded:
         uploads.offer(loaded)  # it may have been killed before it was copied
     report = StallReport(run_dir, runtime.diagnose)
-    evaluations = open_evaluations(config, questions, pool, learner, tracker, resumed=bool(begin.progress.step), report=report)
+    resumed, flow = bool(begin.progress.step), plan.flow
+    evaluations = open_evaluations(plan.evaluation, flow, questions, pool, learner, tracker, resumed=resumed, report=report)
     if config.training.eval_at_start and not begin.progress.step:
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
-    hook = evaluations_apart(config, evaluations, evaluators_of(runtime, pool))
+    hook = evaluations_apart(config.training, evaluations, evaluators_of(runtime, pool))
     sizes = {"every": config.training.save_every, "num_steps": config.training.num_steps, "keep": config.training.keep_checkpoints}
     checkpoints = Checkpoints(run_dir, learner, config=plan.to_json(), uploads=uploads, **sizes)
 
     async def work() -> RunResult:
         result = await run_loops(
-            settings=flow_settings(config),
+            settings=flow,
             pool=pool,
             learner=learner,
             tasks=tasks,
             observer=tracker,
-            keep=group_filter(config),
+            keep=flow.group_filter(),
             after_step=[hook, *([past] if past else [])],
             progress=begin.progress,
             repeat=repeated_tasks(tasks, begin.progress),
@@ -290,7 +305,7 @@ async def _train(
             await learner.save_model(str((run_dir / "model").absolute()))
         if uploads:
             tracker.on_stage("waiting for the last copy of a checkpoint")
-            await _finish_uploads(uploads, config, stop, stopped=result.stopped)
+            await _finish_uploads(uploads, config.training, stop, stopped=result.stopped)
         return result
 
     if uploads:
@@ -298,25 +313,23 @@ async def _train(
     return await _beside(answer_requests(run_dir, pool), work())
 
 
-def _past_weights(config: TrainConfig, learner: Learner) -> PastWeights | None:
-    folder = partner_folder(config)
-    return PastWeights(Path(folder), learner, every=config.partner.partner_every) if folder else None
+def _past_weights(episodes: EpisodePlan, learner: Learner) -> PastWeights | None:
+    folder = episodes.partner_folder
+    return PastWeights(Path(folder), learner, every=episodes.partner.partner_every) if folder else None
 
 
-def _uploads(config: TrainConfig, learner: Learner) -> Uploads | None:
-    run = config.training
+def _uploads(run: TrainingConfig, learner: Learner) -> Uploads | None:
     if not run.checkpoint_upload:
         return None
     return Uploads(absolute(run.checkpoint_upload), learner, keep=run.keep_checkpoints, timeout_s=run.upload_timeout_s)
 
 
-async def _finish_uploads(uploads: Uploads, config: TrainConfig, stop: StopRequest, *, stopped: bool) -> None:
+async def _finish_uploads(uploads: Uploads, run: TrainingConfig, stop: StopRequest, *, stopped: bool) -> None:
     """Wait for the last copy; from a signal on only as long as ``--stop-timeout-s`` leaves.
 
     Raises:
         CheckpointError: If the last checkpoint of a run that was not stopped, and so will not be resumed, could not be copied.
     """
-    run = config.training
     margin_s = min(STOP_MARGIN_S, run.stop_timeout_s / 2)
     stop.heard = True
     copied, asked = asyncio.ensure_future(uploads.finish(run.upload_timeout_s)), asyncio.ensure_future(stop.wait_for_signal())

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from agentrl.certify.kept import certificate_file, keep_certificate, read_certificate
 from agentrl.certify.results import Certificate, Comparison
-from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import local_config, text_part
 from agentrl.learner.plan import LearnerConfig
+from agentrl.learner.settings import LearnerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -50,27 +50,27 @@ def kernels_of(config: LearnerConfig, device: Literal["cpu", "cuda"]) -> tuple[s
     return ("sdpa",) if device == "cpu" and config.sequence_parallel == 1 else ("varlen", "sdpa")
 
 
-async def refuse_wrong(config: TrainConfig, model: str, device: Literal["cpu", "cuda"]) -> None:
-    """Raise if the learner of a run would compute its model wrongly; a model that cannot be tried passes.
+async def refuse_wrong(plan: LearnerSettings) -> None:
+    """Raise if a learner would compute its model wrongly; a model that cannot be tried passes.
 
     Raises:
         ConfigError: With the layout that is wrong, by how much, and what to do instead.
     """
-    path = local_config(model)
-    if path is None or not config.training.certify or config.training.resume:
+    path = local_config(plan.model)
+    if path is None:
         return
     settings = json.loads(path.read_text(encoding="utf-8"))
     if is_known(settings):
         return
-    kernels = kernels_of(config.learner, device)
+    kernels = kernels_of(plan.learner, plan.device)
     kept = certificate_file(settings, kernels)
-    certificate = read_certificate(kept) or await _certify(path, kernels, trust_remote_code=config.model.trust_remote_code)
+    certificate = read_certificate(kept) or await _certify(path, kernels, trust_remote_code=plan.trust_remote_code)
     if certificate is None:
         return
     keep_certificate(kept, certificate)
     for comparison in certificate.wrong:
-        if config.learner.share_prompts or "prefix trees" not in comparison.name:
-            raise _refusal(comparison, certificate, config.learner.attn_implementation)
+        if plan.learner.share_prompts or "prefix trees" not in comparison.name:
+            raise _refusal(comparison, certificate, plan.learner.attn_implementation)
 
 
 def _refusal(comparison: Comparison, certificate: Certificate, asked: str) -> ConfigError:

@@ -8,8 +8,8 @@ from agentrl.check.findings import NO_TIME
 from agentrl.check.play import CheckedEpisode, TextEpisode, repeating
 from agentrl.core.types import Task
 from agentrl.env.agent import has_snapshots
+from agentrl.rollout.episode_plan import ForkSettings
 from agentrl.rollout.forks import Fork, Role
-from agentrl.rollout.settings import ForkSettings
 
 COPIES = 2
 """Episodes that go on from the same turn, one after the other, so that one may disturb the next."""

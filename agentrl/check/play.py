@@ -25,11 +25,11 @@ from agentrl.env.results import bad_result
 from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.forks import Role
 from agentrl.rollout.image_urls import ImageFetcher
 from agentrl.rollout.images import decoded, image_bytes
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession, written_turn
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.template import plain_text
 
 CLOSE_TIMEOUT_S = 10.0
@@ -188,7 +188,7 @@ class TextEpisode:
         role: Role | None = None,
     ) -> None:
         self._player, self._policy, self._index, self._gate = player, policy, index, gate
-        self._rng = Random(f"{player.settings.run.seed} {policy.name} {task.id} {index}")
+        self._rng = Random(f"{player.settings.seed} {policy.name} {task.id} {index}")
         self.played = CheckedEpisode(task, policy.name, agents=player.agents_spec.agents)
         self._session = SolvingSession(player.cls, player.source, player.threads, player.settings.env)
         self._episode = Episode(
@@ -325,7 +325,7 @@ class Player:
     agents_spec: MultiAgentSpec
     codec: ChatCodec
     threads: Threads
-    settings: EpisodeSettings
+    settings: EpisodePlan
 
     async def play(self, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0) -> CheckedEpisode:
         """One episode from beginning to end."""
@@ -346,8 +346,9 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
         agents_spec=multi_agent_spec(cls, spec.source),
         codec=codec,
         threads=Threads(rollout.env_threads),
-        settings=EpisodeSettings(
-            run=settings.run,
+        settings=EpisodePlan(
+            seed=settings.run.seed,
+            places=repr(settings.run),
             data=settings.data,
             rollout=rollout,
             endpoint=settings.endpoint,

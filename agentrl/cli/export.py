@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agentrl.cli.words import command_of, read, word
 from agentrl.config.mapping import read_file, read_saved
-from agentrl.config.schema import TrainConfig
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import check_directory
 from agentrl.core.manifest import MANIFEST
 from agentrl.flow.checkpoint import FOLDER, LEARNER, read_checkpoint
+from agentrl.resolve.parts import learner_plan
 
 if TYPE_CHECKING:
     from agentrl.learner.settings import LearnerSettings
@@ -74,7 +74,7 @@ def main(words: list[str]) -> int:
     config = read_saved(saved, str(checkpoint / "config.json"))
     if args.merge and not config.lora.lora_rank:
         raise ConfigError("--merge", True, "the run trained the model itself, there is no adapter", "Leave it out.")
-    settings = _settings(config, args)
+    settings = _settings(learner_plan(config, "cpu"), args)
     from agentrl.learner.export import export_checkpoint
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,12 +98,9 @@ def _export_episodes(args: ExportArgs) -> int:
     return 0
 
 
-def _settings(config: TrainConfig, args: ExportArgs) -> LearnerSettings:
+def _settings(plan: LearnerSettings, args: ExportArgs) -> LearnerSettings:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
-    from agentrl.cluster.build import model_path
-    from agentrl.learner.settings import settings_from
-
-    return settings_from(config, model=args.model or model_path(config), device="cpu")
+    return replace(plan, model=args.model or plan.model)
 
 
 MERGED = "merged"
@@ -121,7 +118,7 @@ def _saved_adapter(args: ExportArgs) -> Path | None:
 def _merge_saved(args: ExportArgs, saved: Path, target: Path) -> int:
     """Merge an adapter that a run saved beside its settings into the initial model."""
     path = saved.absolute().with_name("config.json")
-    settings = _settings(read_saved(read_file(path), str(path)), args)
+    settings = _settings(learner_plan(read_saved(read_file(path), str(path)), "cpu"), args)
     from agentrl.learner.merge import merge_into_base
 
     number = merge_into_base(saved, target, base=settings.model, dtype=args.dtype, trust_remote_code=settings.trust_remote_code)

@@ -108,11 +108,11 @@ def _pieces(run: RunDirectory) -> Pieces | None:
         config = run.config()
     except ConfigError:
         return None
-    texts = TokenTexts(run, config)
+    texts = TokenTexts(run, config.model.model if config else None)
     if texts.tokenizer is not None:
         return lambda ids: texts.pieces(ids) or []
     try:
-        tokenizer = load_tokenizer(run.tokenizer_path(config), trust_remote_code=config.model.trust_remote_code)
+        tokenizer = load_tokenizer(run.tokenizer_path(config.model.model), trust_remote_code=config.model.trust_remote_code)
     except ConfigError:
         return None
     return lambda ids: [str(tokenizer.decode([token])) for token in ids]

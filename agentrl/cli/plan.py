@@ -17,9 +17,9 @@ from agentrl.profile.measured import compared_lines, read_measured
 from agentrl.profile.plan_text import plan_lines
 from agentrl.resolve.commands import TRAIN, run_settings
 from agentrl.resolve.plan import with_defaults
-from agentrl.sizing.memory import GIB
-from agentrl.sizing.plan import Hardware, Workload, divide, make_plan
-from agentrl.sizing.speed import card_named
+from agentrl.resolve.sizing.memory import GIB
+from agentrl.resolve.sizing.plan import Hardware, Workload, divide, make_plan
+from agentrl.resolve.sizing.speed import card_named
 
 UNFIT = 1
 DIVISION = ("num_engines", "num_learners", "tensor_parallel_size")

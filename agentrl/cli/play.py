@@ -26,7 +26,7 @@ def open_session(config: PlayConfig) -> PlaySession:
     """Return everything that is needed to play; a `ConfigError` says what cannot be used."""
     from agentrl.env.load import check_servers, load_agent
     from agentrl.inspect.play import PlaySession
-    from agentrl.rollout.tasks import open_tasks
+    from agentrl.resolve.parts import cluster_plan, training_tasks
 
     watching, play = config.model.model, config.play
     config = changed(config, model=(play.tokenizer or VISION_MODEL) if not watching else "" if watching == TINY else watching)
@@ -35,5 +35,5 @@ def open_session(config: PlayConfig) -> PlaySession:
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")
     shown = {"tokens": play.show_tokens, "logprobs": play.logprobs}
-    tasks = open_tasks(config, spec)
-    return PlaySession(config, spec, tasks, Screen(), model=bool(watching), pause=play.pause, episodes=play.episodes, **shown)
+    plan, tasks = cluster_plan(config), training_tasks(config, spec)
+    return PlaySession(plan, spec, tasks, Screen(), model=bool(watching), pause=play.pause, episodes=play.episodes, **shown)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.cli.words import command_of, read, word
-from agentrl.config.schema import TrainConfig
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count, CountOrZero
-from agentrl.flow.settings import flow_settings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
 from agentrl.profile.recorded import Recorded, read_recorded
 from agentrl.profile.report import make_profile, show
+from agentrl.resolve.parts import cluster_plan, flow_plan
 from agentrl.track.jsonl import encode
 from agentrl.track.text import Screen
 
@@ -49,9 +50,9 @@ def main(words: list[str]) -> int:
     args: ProfileArgs = read(PROFILE, words)
     _check(args)
     run, screen = RunDirectory(args.run), Screen()
-    config = run.config()
+    plan, flow = cluster_plan(run.config(), "cpu"), flow_plan(run.config())
     asked = {name: getattr(args, name) for name in ASKED}
-    profile = make_profile(recorded_times(run, config), config, run=args.run, devices=args.devices, asked=asked)
+    profile = make_profile(recorded_times(run, plan, flow), plan.engine, run=args.run, devices=args.devices, asked=asked)
     if args.json:
         screen.console.file.write(encode(profile) + "\n")
         return 0
@@ -61,13 +62,13 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def recorded_times(run: RunDirectory, config: TrainConfig) -> Recorded:
+def recorded_times(run: RunDirectory, plan: ClusterPlan, flow: FlowPlan) -> Recorded:
     """Return the recorded times of a run; a `ConfigError` says what is missing."""
     return read_recorded(
-        settings=flow_settings(config),
-        num_engines=config.engine.num_engines,
-        num_learners=config.learner.num_learners,
-        max_sequences=config.engine.max_num_seqs,
+        settings=flow,
+        num_engines=flow.num_engines,
+        num_learners=plan.num_ranks,
+        max_sequences=plan.engine.engine.max_num_seqs,
         metrics=run.metrics(),
         records=run.records() if (run.path / TRAJECTORIES).is_file() else (),
     )

@@ -12,8 +12,8 @@ import ray
 
 from agentrl.cluster.build import build_engine
 from agentrl.cluster.joining import Site
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor, beside, missing_here, stored, unwrapped
-from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ClusterError, EngineDeadError, RolloutWorkerDeadError
 from agentrl.core.process import describe_process
 from agentrl.core.protocols import EngineLimits, EngineStats, GroupRef, Memory, RolloutWorker, WeightUpdate
@@ -31,8 +31,8 @@ STARTED_WITHIN_S = 600.0
 class EngineActor:
     """Holds one engine; its asynchronous methods run side by side on the actor's event loop."""
 
-    def __init__(self, config: PlaySettings, index: int, site: Site) -> None:
-        self._host = EngineHost(build_engine(site.settled(config), index, site.device))
+    def __init__(self, plan: ClusterPlan, index: int, site: Site) -> None:
+        self._host = EngineHost(build_engine(site.settled(plan).engine.at(index)))
         self._loops: list[asyncio.AbstractEventLoop] = []
 
     @beside
@@ -204,7 +204,7 @@ class RaySharedEngine:
 
 
 def shared_engine(
-    config: PlaySettings,
+    plan: ClusterPlan,
     index: int,
     site: Any,
     agent: AgentSpec,
@@ -220,10 +220,10 @@ def shared_engine(
     front_end = ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**anywhere)
 
     def make(engine: Any, name: str) -> Any:
-        return front_end.remote(config, index, site, agent, scorers, SharedEngine(ActorLine(engine), name))
+        return front_end.remote(plan, index, site, agent, scorers, SharedEngine(ActorLine(engine), name))
 
-    actor = ray.remote(concurrency_groups=DIAGNOSIS)(EngineActor).options(**options).remote(config, index, site)
-    return RaySharedEngine(actor, make, config.rollout.num_front_ends, config.engine.max_engine_restarts)
+    actor = ray.remote(concurrency_groups=DIAGNOSIS)(EngineActor).options(**options).remote(plan, index, site)
+    return RaySharedEngine(actor, make, plan.num_front_ends, plan.engine.engine.max_engine_restarts)
 
 
 async def _of_engine(ref: Any) -> Any:

@@ -8,20 +8,14 @@ import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from agentrl.cluster.build import actor_environment
-from agentrl.config.plugins import user_files
-from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import owned_directory, remove_abandoned
-from agentrl.engine.settings import Device, weight_transport
-from agentrl.env.load import split_file
-
-C = TypeVar("C", bound=PlaySettings)
 
 FLAG = "--ray-address"
 ANSWER_TIMEOUT_S = 15.0
@@ -121,14 +115,14 @@ SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 """Parts of names of variables that stay here, because everybody who may look at a cluster may look at the variables of its actors."""
 
 
-def traveling_environment(config: PlaySettings, device: Device) -> dict[str, str]:
+def traveling_environment(plan: ClusterPlan) -> dict[str, str]:
     """Return the environment variables that actors on a joined cluster start with: those of every run, and the user's that matter."""
     own = {
         name: value
         for name, value in os.environ.items()
         if (name.startswith(TRAVELS) or name in PROXIES) and not any(part in name.upper() for part in SECRET)
     }
-    return {**own, **actor_environment(config, device)}
+    return {**own, **actor_environment(plan)}
 
 
 MAX_FILE = 2**20
@@ -138,16 +132,15 @@ MAX_FOLDER = 16 * 2**20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Site:
-    """Facts of the cluster that an actor is told: the kind of device that it computes on, and the user's files."""
+    """The user's files, of which an actor on a joined cluster is told."""
 
-    device: Device
     folders: Mapping[str, Mapping[str, bytes]] = dataclasses.field(default_factory=dict)
     """Absolute path of a folder on the driver's machine -> relative name of a file -> its bytes."""
 
-    def settled(self, config: C) -> C:
-        """Return the settings with paths of this machine; files that differ or are not here go to a folder of this process."""
+    def settled(self, plan: ClusterPlan) -> ClusterPlan:
+        """Return the plan with paths of this machine; files that differ or are not here go to a folder of this process."""
         places = {folder: _place(folder, files) for folder, files in self.folders.items()}
-        return _with_files(config, lambda file: str(Path(places.get(str(file.parent), file.parent)) / file.name))
+        return plan.with_files(lambda file: str(Path(places.get(str(file.parent), file.parent)) / file.name))
 
 
 _held: list[int] = []
@@ -170,8 +163,8 @@ def _place(folder: str, files: Mapping[str, bytes]) -> str:
     return str(own / here.name)
 
 
-def pack(config: C, device: Device) -> tuple[C, Site]:
-    """Return the settings with absolute paths of the user's files, and what every actor has to be told of the cluster."""
+def pack(plan: ClusterPlan) -> tuple[ClusterPlan, Site]:
+    """Return the plan with absolute paths of the user's files, and these files."""
     folders: dict[str, Mapping[str, bytes]] = {}
 
     def note(file: Path) -> str:
@@ -181,7 +174,7 @@ def pack(config: C, device: Device) -> tuple[C, Site]:
             folders[str(file.parent)] = {**folders[str(file.parent)], file.name: file.read_bytes()}
         return str(file)
 
-    return _with_files(config, note), Site(device, folders)
+    return plan.with_files(note), Site(folders)
 
 
 def _files_beside(file: Path) -> dict[str, bytes]:
@@ -198,54 +191,35 @@ def _files_beside(file: Path) -> dict[str, bytes]:
     return found
 
 
-def _with_files(config: C, renamed: Callable[[Path], str]) -> C:
-    """Return the settings with other names of the files that every process imports, and absolute paths of a local model and the run."""
-
-    def named(spec: str) -> str:
-        file, name = split_file(spec)
-        if file is None or file.suffix != ".py":
-            return spec
-        return f"{renamed(file)}:{name}" if name else renamed(file)
-
-    new: dict[str, Any] = {"agent": named(config.run.agent), "engine": named(config.engine.engine)}
-    if config.model.model and (model := Path(config.model.model).expanduser()).is_dir():
-        new["model"] = str(model.absolute())
-    if isinstance(config, TrainConfig):
-        if config.training.run_dir is not None:
-            new["run_dir"] = config.training.run_dir.absolute()  # the ranks write there, from folders of their own
-        new |= user_files(config, lambda _, spec: named(spec))
-    return changed(config, **new)
-
-
 async def check_paths(
-    config: PlaySettings, device: Device, workers: Mapping[str, Any], ranks: Mapping[str, Any], front_ends: Mapping[str, Any]
+    plan: ClusterPlan, run_dir: Path | None, workers: Mapping[str, Any], ranks: Mapping[str, Any], front_ends: Mapping[str, Any]
 ) -> None:
-    """Let every actor look for the paths that it will need; the actors come by name, and `config` is the one that they were given.
+    """Let every actor look for the paths that it will need; the actors come by name, and `plan` is the one that they were given.
 
     `workers` have engines; `front_ends` have none, and read no weights.
 
     Raises:
         ConfigError: If one does not have a path; the message names flag, actor and machine.
     """
-    model = config.model.model
+    model = plan.episodes.model.model
     if Path(model).is_absolute():
         remedy = "Put the model at the same place on every machine, or name one of the hub."
         await _all_have({**workers, **front_ends, **ranks}, "--model", model, model, remedy)
-    if not ranks or not isinstance(config, TrainConfig):
+    if not ranks:
         return
-    if (run_dir := config.training.run_dir) is not None:
+    if run_dir is not None:
         remedy = "Name a folder that all machines share: the learner ranks write checkpoints and models there."
-        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir.absolute()) as probe:
+        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir) as probe:
             await _all_have(ranks, "--run-dir", str(run_dir), probe.name, remedy)
-    if config.weights.weight_transport == "disk" and run_dir is not None:
+    if plan.weights.weight_transport == "disk" and run_dir is not None:
         remedy = "Name a folder that all machines share: with --weight-transport disk, engines read weights there."
-        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir.absolute()) as probe:
+        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir) as probe:
             await _all_have(workers, "--run-dir", str(run_dir), probe.name, remedy)
-    elif weight_transport(config.engine, config.weights, device) == "shm":
+    elif not plan.joint:
         first = next(iter(ranks.values()))
         remedy = "Weights go through shared memory here: use --weight-transport disk and a shared --run-dir, or raylets of one machine."
         try:
-            await _all_have(workers, FLAG, config.run.ray_address, await first.in_memory.remote(), remedy)
+            await _all_have(workers, FLAG, plan.run.ray_address, await first.in_memory.remote(), remedy)
         finally:
             await first.in_memory.remote()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.config.engine_rules import FEWER_GPUS, needed_gpus, num_engines
-from agentrl.config.schema import PlaySettings, TrainConfig
+from agentrl.cluster.plan import FEWER_GPUS
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.errors import ConfigError
 
 
@@ -39,17 +39,7 @@ class Placement:
         )
 
 
-def num_ranks(config: PlaySettings) -> int:
-    """Return the number of learner ranks; 0 if nothing is trained."""
-    return config.learner.num_learners if isinstance(config, TrainConfig) else 0
-
-
-def num_scorers(config: PlaySettings) -> int:
-    """Return the number of processes with reward models."""
-    return len(config.reward.reward_model) * config.reward.reward_model_workers
-
-
-def plan(config: PlaySettings, *, gpus: int) -> Placement:
+def place(plan: ClusterPlan, *, gpus: int) -> Placement:
     """Place engines, learner ranks and reward models on a cluster with `gpus` GPUs; without any, everything runs on CPUs.
 
     Engines and ranks are apart, each with GPUs of its own. With ``--colocate`` every GPU of an engine is that of a learner rank, which
@@ -59,19 +49,19 @@ def plan(config: PlaySettings, *, gpus: int) -> Placement:
     Raises:
         ConfigError: If there are some GPUs, but too few.
     """
-    engines, ranks, parallel = num_engines(config), num_ranks(config), config.engine.gpus_per_engine
-    shared = gpus > 0 and isinstance(config, TrainConfig) and config.weights.colocate
+    engines, ranks, parallel = plan.num_engines, plan.num_ranks, plan.engine.engine.gpus_per_engine
+    shared = gpus > 0 and ranks > 0 and plan.weights.colocate
     if gpus == 0:
         bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
     elif shared:
-        _require(config, gpus)
+        _require(plan, gpus)
         bundles, per_engine, per_rank = ({"CPU": 1.0 + parallel, "GPU": float(parallel)},) * engines, 0.0, 1.0
     else:
-        _require(config, gpus)
+        _require(plan, gpus)
         bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
         per_engine, per_rank = float(parallel), 1.0
-    per_scorer = config.reward.reward_model_gpus if gpus else 0.0
-    scorers = ({"CPU": 1.0, "GPU": per_scorer} if per_scorer else {"CPU": 1.0},) * num_scorers(config)
+    per_scorer = plan.episodes.reward.reward_model_gpus if gpus else 0.0
+    scorers = ({"CPU": 1.0, "GPU": per_scorer} if per_scorer else {"CPU": 1.0},) * plan.num_judges
     return Placement(
         bundles=(*bundles, *scorers),
         engine_bundles=tuple(range(engines)),
@@ -83,17 +73,12 @@ def plan(config: PlaySettings, *, gpus: int) -> Placement:
     )
 
 
-def _require(config: PlaySettings, gpus: int) -> None:
-    needed, judges = needed_gpus(config), num_scorers(config) * config.reward.reward_model_gpus
+def _require(plan: ClusterPlan, gpus: int) -> None:
+    needed, judges, engine = plan.needed_gpus, plan.gpus_for_judges, plan.engine.engine
     if needed > gpus:
-        engines = f"{num_engines(config)} engines x {config.engine.gpus_per_engine} GPUs"
-        others = f"{num_ranks(config)} learner ranks" + (f" and reward models with {judges:g} GPUs" if judges else "")
-        raise ConfigError(
-            "--num-engines",
-            config.engine.num_engines,
-            f"{engines} and {others} need {needed:g} GPUs, there are {gpus}",
-            FEWER_GPUS,
-        )
+        engines = f"{plan.num_engines} engines x {engine.gpus_per_engine} GPUs"
+        others = f"{plan.num_ranks} learner ranks" + (f" and reward models with {judges:g} GPUs" if judges else "")
+        raise ConfigError("--num-engines", engine.num_engines, f"{engines} and {others} need {needed:g} GPUs, there are {gpus}", FEWER_GPUS)
 
 
 def shortage(wanted: Sequence[Mapping[str, float]], machines: Sequence[Mapping[str, float]], free: Sequence[Mapping[str, float]]) -> str:

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agentrl.cluster.build import build_learner_rank, build_worker
 from agentrl.cluster.joining import Site
-from agentrl.config.schema import PlaySettings, TrainConfig
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.errors import AgentRLError, CheckpointError, ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.manifest import FileEntry, shares
 from agentrl.core.operating_system import memory_root
@@ -57,10 +57,10 @@ class RolloutActor:
     """Holds one rollout worker; its asynchronous methods run side by side on the actor's event loop."""
 
     def __init__(
-        self, config: PlaySettings, index: int, site: Site, agent: AgentSpec, scorers: Mapping[str, Scorer], engine: Engine | None = None
+        self, plan: ClusterPlan, index: int, site: Site, agent: AgentSpec, scorers: Mapping[str, Scorer], engine: Engine | None = None
     ) -> None:
         del agent  # its arrival makes an environment known here that was given as an object in Python
-        self._worker = build_worker(site.settled(config), index, site.device, scorers, engine)
+        self._worker = build_worker(site.settled(plan), index, scorers, engine)
         self._loops: list[asyncio.AbstractEventLoop] = []
         self._thread = 0
 
@@ -94,12 +94,12 @@ class RolloutActor:
 class LearnerActor:
     """Holds one learner rank; its methods run one after another, on one thread."""
 
-    def __init__(self, config: TrainConfig, rank: int, site: Site) -> None:
+    def __init__(self, plan: ClusterPlan, rank: int, site: Site) -> None:
         self._probe = ""
         host = ray.util.get_node_ip_address()
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(host)):
             os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo would take that of the host's name, which often stands for loopback
-        self._rank = build_learner_rank(site.settled(config), rank, site.device, host)
+        self._rank = build_learner_rank(site.settled(plan), rank, host)
 
     @beside
     def diagnose(self) -> str:

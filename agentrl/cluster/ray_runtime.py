@@ -18,20 +18,17 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from agentrl.cluster.build import Stage, actor_environment, device, weights_of
+from agentrl.cluster.build import Stage, actor_environment
 from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack, traveling_environment
-from agentrl.cluster.placement import Placement, free_places, num_ranks, num_scorers, plan, shortage
+from agentrl.cluster.placement import Placement, free_places, place, shortage
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.cluster.ray_environment import set_environment
 from agentrl.cluster.reaper import MARK, Reaper
-from agentrl.config.engine_rules import needed_gpus, num_engines
-from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import AgentRLError, ClusterError, ConfigError
 from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Learner, RolloutWorker
-from agentrl.engine.settings import Device, weight_transport
 from agentrl.env.isolation.leftovers import end_processes, orphans
 from agentrl.env.load import load_agent
-from agentrl.flow.settings import with_front_ends
 from agentrl.flow.worker_slots import Supervision
 
 
@@ -52,10 +49,9 @@ RESPAWN_TIMEOUT_S = 600.0  # a large model takes minutes to load
 class RayRuntime:
     """Starts the cluster and the actors, hands out their handles, and takes everything down again; no learner with 0 ranks."""
 
-    def __init__(self, config: PlaySettings, on_stage: Stage) -> None:
-        self._config, self._on_stage = config, on_stage
-        self._private = not config.run.ray_address
-        self._device: Device = device(config.run.device)  # of engines and ranks; a joined cluster's own, known once it is joined
+    def __init__(self, plan: ClusterPlan, on_stage: Stage) -> None:
+        self._plan, self._on_stage = plan, on_stage
+        self._private = not plan.run.ray_address
         self._site: Any = None  # what every actor is told of the cluster
         self._folder: str | None = None
         self._owns_connection = False  # a cluster that the user's own code is connected to is not ours to leave
@@ -63,7 +59,7 @@ class RayRuntime:
         self._reaper: Reaper | None = None
         self._places: dict[int, tuple[Any, int]] = {}  # bundle -> its placement group, and its number there
         self._placement: Placement | None = None
-        self._sent = config  # the settings that actors are given
+        self._sent = plan  # what actors are given
         self._workers: dict[int, Any] = {}  # by the number of the engine
         self._learner: Any = None
         self._shared_gpus: dict[int, str] = {}  # by the number of the engine, with --colocate
@@ -88,12 +84,12 @@ class RayRuntime:
     @property
     def joint(self) -> bool:
         """True over NCCL and CUDA IPC."""
-        return weight_transport(self._config.engine, weights_of(self._config), self._device) != "shm"
+        return self._plan.joint
 
     @property
     def supervision(self) -> Supervision:
         """Lost engines are replaced, however weights reach them."""
-        engine = self._config.engine
+        engine = self._plan.engine.engine
         return Supervision(
             respawn=self._respawn,
             retire=self._retire,
@@ -102,46 +98,46 @@ class RayRuntime:
             max_restarts=engine.max_engine_restarts,
             stuck_s=engine.engine_timeout_s,
             # Members meet, then weights move; each has the deadline to itself.
-            load_timeout_s=2.2 * weights_of(self._config).publish_timeout_s,
+            load_timeout_s=2.2 * self._plan.weights.publish_timeout_s,
         )
 
     async def start(self) -> None:
         """Start Ray, place the actors, load models; engines and learner load side by side."""
-        self._on_stage("starting Ray" if self._private else f"joining Ray at {self._config.run.ray_address}")
-        address = "" if self._private else await find_cluster(self._config.run.ray_address)
+        self._on_stage("starting Ray" if self._private else f"joining Ray at {self._plan.run.ray_address}")
+        address = "" if self._private else await find_cluster(self._plan.run.ray_address)
         self._connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, address))
         await asyncio.shield(self._connecting)
         self._choose_front_ends()
         gpus = self._gpus()
-        placement = plan(self._config, gpus=gpus)
+        placement = place(self._plan, gpus=gpus)
         if not self._private:
             self._on_stage("waiting for room in the cluster")
-        timeout_s = PLACEMENT_TIMEOUT_S if self._private else PLACING_S + self._config.run.cluster_timeout_s
+        timeout_s = PLACEMENT_TIMEOUT_S if self._private else PLACING_S + self._plan.run.cluster_timeout_s
         for bundles in placement.parts():
             await self._reserve(bundles, [placement.bundles[bundle] for bundle in bundles], timeout_s)
-        self._create_actors(placement, gpus)
+        self._create_actors(placement)
         parts = [*([self._learner] if self._learner else []), *self._workers.values(), *self._scorers.values()]
         if not self._private:
             self._on_stage("looking whether every machine sees the same folders")
             workers = {f"engine-{index}": worker.actor for index, worker in self._workers.items()}
             front_ends = {f"engine-{i} {name}": actor for i, each in self._workers.items() for name, actor in each.episode_actors.items()}
             ranks = {f"learner-{rank}": actor for rank, actor in enumerate(self._learner.actors)} if self._learner else {}
-            await check_paths(self._sent, self._device, workers, ranks, front_ends)
+            await check_paths(self._sent, self._plan.run_dir, workers, ranks, front_ends)
         self._on_stage("loading engine and learner" if self._learner else "loading engine")
-        if not (self._learner and weights_of(self._config).colocate):
+        if not (self._learner and self._plan.weights.colocate):
             await asyncio.gather(*(part.start() for part in parts))
             return
         await self._learner.start()  # first, because vLLM measures what it leaves
-        if weights_of(self._config).sleeps:
+        if self._plan.weights.sleeps:
             await self._learner.offload(keep_weights=False)
         await self._show_gpus()
         await asyncio.gather(*(worker.start() for worker in self._workers.values()))
 
     async def _show_gpus(self) -> None:
         """Tell engines the GPUs of the learner ranks that they share them with."""
-        if self._device == "cuda":
+        if self._plan.device == "cuda":
             held = await asyncio.gather(*(actor.gpus.remote() for actor in self._learner.actors))
-            size = self._config.engine.gpus_per_engine
+            size = self._plan.engine.engine.gpus_per_engine
             self._shared_gpus = {index: ",".join(held[index * size : (index + 1) * size]) for index in self._workers}
         for index, worker in self._workers.items():
             worker.gpus = self._shared_gpus.get(index, "")
@@ -173,7 +169,7 @@ class RayRuntime:
         self._owns_connection = True
         import ray
 
-        debug = self._config.run.debug
+        debug = self._plan.run.debug
         common: dict[str, Any] = {"logging_level": "INFO" if debug else "ERROR", "log_to_driver": debug}
         if not self._private:
             try:
@@ -186,9 +182,9 @@ class RayRuntime:
             return
         self._folder = tempfile.mkdtemp(prefix="agentrl-")
         self._reaper = Reaper(self._folder)
-        front_ends = self._config.rollout.num_front_ends
+        front_ends = self._plan.num_front_ends
         per_engine = 1 + (front_ends if front_ends > 1 else 0)
-        actors = num_engines(self._config) * per_engine + num_ranks(self._config) + num_scorers(self._config)
+        actors = self._plan.num_engines * per_engine + self._plan.num_ranks + self._plan.num_judges
         from ray._private import services
 
         # A session of their own: `timeout` and a closed terminal send signals to the whole group, and the run still needs its cluster.
@@ -201,7 +197,7 @@ class RayRuntime:
                 include_dashboard=False,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=self._folder,
-                runtime_env={"env_vars": actor_environment(self._config, self._device)},
+                runtime_env={"env_vars": actor_environment(self._plan)},
                 **common,
             )
         except Exception as error:  # Ray raises a plain Exception after 30 s, which cannot be changed
@@ -213,13 +209,13 @@ class RayRuntime:
     def _choose_front_ends(self) -> None:
         import ray
 
-        self._config = with_front_ends(self._config, int(ray.cluster_resources().get("CPU", 0.0)))
-        if (front_ends := self._config.rollout.num_front_ends) > 1:
+        self._plan = self._plan.placed(int(ray.cluster_resources().get("CPU", 0.0)))
+        if (front_ends := self._plan.num_front_ends) > 1:
             self._on_stage(f"{front_ends} rollout workers for each engine")
 
     def _gpus(self) -> int:
         """Return the GPUs to plan with: those of this machine, or as many as a joined cluster is asked for, since its machines may come."""
-        return num_gpus(self._config.run.device) if self._private else ceil(needed_gpus(self._config)) * (self._config.run.device != "cpu")
+        return num_gpus(self._plan.run.device) if self._private else ceil(self._plan.needed_gpus) * (self._plan.device != "cpu")
 
     async def _reserve(self, bundles: Sequence[int], wanted: Sequence[Mapping[str, float]], timeout_s: float) -> None:
         """Hold the resources of some bundles, on as few machines as possible."""
@@ -237,27 +233,24 @@ class RayRuntime:
         import ray
         from ray._private.state import available_resources_per_node
 
-        machines, address = [node["Resources"] for node in ray.nodes() if node["Alive"]], self._config.run.ray_address
+        machines, address = [node["Resources"] for node in ray.nodes() if node["Alive"]], self._plan.run.ray_address
         if address and any("GPU" in bundle for bundle in wanted) and not any(machine.get("GPU") for machine in machines):
             problem = f"the cluster at {address} had no GPU within {timeout_s:.0f} s"
             remedy = "Add --device cpu to run on CPUs, or give its machines more time to join with --cluster-timeout-s."
-            return ConfigError("--device", self._config.run.device, problem, remedy)
+            return ConfigError("--device", self._plan.run.device, problem, remedy)
         reason = shortage(wanted, machines, list(available_resources_per_node().values()))
         return ClusterError(
             f"the cluster has no room within {timeout_s:.0f} s: {reason}. Ask for fewer engines or learner ranks or for narrower ones, or "
             "add machines; those that are still to join have the time of --cluster-timeout-s."
         )
 
-    def _create_actors(self, placement: Placement, gpus: int) -> None:
+    def _create_actors(self, placement: Placement) -> None:
         import ray
 
         from agentrl.cluster.ray_actors import WITH_FILES, LearnerActor, RayLearner
 
-        config, site = self._config, Site(self._device)
-        if not self._private:
-            self._device = "cuda" if gpus else "cpu"
-            config, site = pack(self._config, self._device)
-        self._sent, self._site = config, ray.put(site)
+        plan, site = (self._plan, Site()) if self._private else pack(self._plan)
+        self._sent, self._site = plan, ray.put(site)
         table = ray.util.placement_group_table
         nodes = {bundle: table(group)["bundles_to_node_id"][position] for bundle, (group, position) in self._places.items()}
         self._placement = placement = placement.by_node(nodes)
@@ -265,7 +258,7 @@ class RayRuntime:
         rank = ray.remote(concurrency_groups=WITH_FILES)(LearnerActor)
         self._workers = {index: self._create_worker(placement, index) for index in range(len(placement.engine_bundles))}
         ranks = [
-            rank.options(**self._options(bundle, placement.gpus_per_rank)).remote(config, index, self._site)
+            rank.options(**self._options(bundle, placement.gpus_per_rank)).remote(plan, index, self._site)
             for index, bundle in enumerate(placement.learner_bundles)
         ]
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
@@ -278,7 +271,7 @@ class RayRuntime:
 
         from agentrl.cluster.reward_actors import RayScorer, RewardActor
 
-        reward, share = self._config.reward, placement.gpus_per_scorer
+        reward, share = self._plan.episodes.reward, placement.gpus_per_scorer
         again, made = {"max_restarts": MAX_SCORER_RESTARTS, "max_task_retries": MAX_SCORER_RESTARTS}, ray.remote(RewardActor)
         actors = [
             made.options(**{**self._options(bundle, share), **again}).remote(self._sent, index // reward.reward_model_workers, self._site)
@@ -296,12 +289,12 @@ class RayRuntime:
         bundle = placement.engine_bundles[index] if index < len(placement.engine_bundles) else _joined(index)
         # Each group under way is a call, of which Ray lets an asynchronous actor have 1,000 by default.
         options = self._options(bundle, placement.gpus_per_engine, max_concurrency=4096)
-        if self._config.rollout.num_front_ends > 1:
+        if self._plan.num_front_ends > 1:
             anywhere = {name: value for name, value in options.items() if name not in ("scheduling_strategy", "num_gpus")}
-            agent = load_agent(self._config.run.agent)
+            agent = load_agent(self._plan.run.agent)
             return shared_engine(self._sent, index, self._site, agent, self._scorers, options, anywhere)
         actor = ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options)
-        made = actor.remote(self._sent, index, self._site, load_agent(self._config.run.agent), self._scorers)
+        made = actor.remote(self._sent, index, self._site, load_agent(self._plan.run.agent), self._scorers)
         return RayWorker(made, self._shared_gpus.get(index, ""))
 
     def _options(self, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
@@ -313,12 +306,12 @@ class RayRuntime:
         group, position = self._places[bundle]
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=position)
         if not self._private:  # a private cluster's processes have them from its start
-            more["runtime_env"] = {"env_vars": traveling_environment(self._config, self._device)}
+            more["runtime_env"] = {"env_vars": traveling_environment(self._plan)}
         # Never restarted by Ray: a new engine must load the live weights before it gets a group (`Supervision`).
         return {"num_cpus": 1.0, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
 
     def _is_apart(self, index: int) -> bool:
-        return self._config.engine.num_engines <= index < num_engines(self._config)
+        return self._plan.engine.engine.num_engines <= index < self._plan.num_engines
 
     async def _find_block(self, name: str) -> str:
         """Return where user code blocks a worker."""

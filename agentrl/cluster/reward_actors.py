@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from agentrl.cluster.build import build_scorer
 from agentrl.cluster.joining import Site
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.cluster.ray_actors import unwrapped
-from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import RewardError
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class RewardActor:
     """Holds one reward model, which `start` loads; when Ray starts the process again, the next call loads it."""
 
-    def __init__(self, config: PlaySettings, index: int, site: Site) -> None:
-        self._scorer, self._loading = build_scorer(site.settled(config), index, site.device), asyncio.Lock()
+    def __init__(self, plan: ClusterPlan, index: int, site: Site) -> None:
+        self._scorer, self._loading = build_scorer(site.settled(plan), index), asyncio.Lock()
         self._is_loaded = False
 
     async def start(self) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, device, weights_of, worker_environment
-from agentrl.config.schema import PlaySettings, TrainConfig
+from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, worker_environment
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.manifest import FileEntry
 from agentrl.core.paths import shown_path
 from agentrl.core.process import on_thread
 from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker, TrainResult, WeightUpdate
 from agentrl.core.scoring import Scorer
-from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
 from agentrl.env.isolation.leftovers import Leftovers
 from agentrl.flow.apart import ApartPool
@@ -26,6 +25,7 @@ from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.turns import TimeSharedLearner
 from agentrl.flow.worker_slots import Supervision
+from agentrl.weights.plan import WeightsConfig
 
 _log = logging.getLogger(__name__)
 
@@ -101,8 +101,8 @@ class BlockWatch:
 class LocalRuntime:
     """One engine and one learner rank in this process; no rank if nothing is trained."""
 
-    def __init__(self, config: PlaySettings, on_stage: Stage) -> None:
-        self._config, self._on_stage = config, on_stage
+    def __init__(self, plan: ClusterPlan, on_stage: Stage) -> None:
+        self._plan, self._on_stage = plan, on_stage
         self._worker: RolloutWorker | None = None
         self._learner: ThreadedLearner | None = None
         self._scorers: dict[str, Scorer] = {}
@@ -134,25 +134,25 @@ class LocalRuntime:
     @property
     def joint(self) -> bool:
         """True on a GPU, unless weights go through files."""
-        return weight_transport(self._config.engine, weights_of(self._config), device(self._config.run.device)) != "shm"
+        return self._plan.joint
 
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""
         self._watch = BlockWatch()
         self._leftovers = Leftovers()
-        os.environ.update(worker_environment(self._config))
-        if isinstance(self._config, TrainConfig):
+        os.environ.update(worker_environment(self._plan.engine))
+        if self._plan.learner is not None:
             self._on_stage("loading learner")
-            self._learner = ThreadedLearner(build_learner_rank(self._config), self._config.run.agent)
+            self._learner = ThreadedLearner(build_learner_rank(self._plan), self._plan.run.agent)
             await self._learner.start()
-            if self._config.weights.sleeps:
+            if self._plan.weights.sleeps:
                 await self._learner.offload(keep_weights=False)
-        if names := self._config.reward.names:
+        if names := self._plan.episodes.reward.names:
             self._on_stage("loading reward model")
-            self._scorers = {name: build_scorer(self._config, index) for index, name in enumerate(names)}
+            self._scorers = {name: build_scorer(self._plan, index) for index, name in enumerate(names)}
             await asyncio.gather(*(scorer.start() for scorer in self._scorers.values()))
         self._on_stage("loading engine")
-        self._worker = build_worker(self._config, 0, scorers=self._scorers)
+        self._worker = build_worker(self._plan, 0, scorers=self._scorers)
         await self._worker.start()
 
     def diagnose(self) -> Mapping[str, Awaitable[str]]:
@@ -269,23 +269,23 @@ def evaluators_of(runtime: Runtime, trained: RolloutPool) -> ApartPool | None:
     return ApartPool(workers, trained, runtime.supervision) if workers else None
 
 
-def learner_beside(pool: RolloutPool, runtime: Runtime, config: TrainConfig, *, version: int = 0) -> Learner:
-    """Return the learner of a started runtime as the settings have it work beside the engines of `pool`.
+def learner_beside(pool: RolloutPool, runtime: Runtime, weights: WeightsConfig, *, version: int = 0) -> Learner:
+    """Return the learner of a started runtime as the settings of weights have it work beside the engines of `pool`.
 
     That is alone; in a group that takes weights together; or in turns on the same GPUs. `version` is that of its weights.
     """
     learner = runtime.learner
-    if runtime.joint and config.weights.publish != "adapter":
+    if runtime.joint and weights.publish != "adapter":
         learner = JointLearner(learner, pool, version=version)
-    if config.weights.sleeps:
-        learner = TimeSharedLearner(learner, pool, sleep_level=config.weights.sleep_level)
+    if weights.sleeps:
+        learner = TimeSharedLearner(learner, pool, sleep_level=weights.sleep_level)
     return learner
 
 
-def make_runtime(config: PlaySettings, on_stage: Stage) -> Runtime:
+def make_runtime(plan: ClusterPlan, on_stage: Stage) -> Runtime:
     """The runtime that ``--runtime`` names; nothing is started yet."""
-    if config.run.runtime == "local":
-        return LocalRuntime(config, on_stage)
+    if plan.run.runtime == "local":
+        return LocalRuntime(plan, on_stage)
     from agentrl.cluster.ray_runtime import RayRuntime
 
-    return RayRuntime(config, on_stage)
+    return RayRuntime(plan, on_stage)

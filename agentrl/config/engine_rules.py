@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agentrl.cluster.plan import FEWER_GPUS
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
@@ -47,8 +48,6 @@ def _budgets_fit(config: PlaySettings) -> None:
 
 
 ENGINES = ("auto", "vllm", "transformers")
-FEWER_GPUS = """Lower --num-engines, --eval-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, \
-or share GPUs with --colocate."""
 
 
 def _engine_is_known(config: PlaySettings) -> None:

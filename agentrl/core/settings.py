@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from annotated_types import Ge, Gt, Le
 
 from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE
+
+Section = TypeVar("Section")
 
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
@@ -42,6 +46,16 @@ class Alias:
 def flag(name: str) -> str:
     """Return the command-line form of a field name."""
     return "--async" if name == "asynchronous" else "--" + name.replace("_", "-")
+
+
+def files_renamed(section: Section, rename: Callable[[str], str]) -> Section:
+    """Return a section with what `rename` makes of each name that may be that of a `UserFile`."""
+    new: dict[str, Any] = {}
+    for name, hint in get_type_hints(type(section), include_extras=True).items():
+        if UserFile in getattr(hint, "__metadata__", ()):
+            value = getattr(section, name)
+            new[name] = tuple(map(rename, value)) if isinstance(value, tuple) else rename(value)
+    return replace(section, **new)  # type: ignore[type-var]
 
 
 def listed(value: str) -> tuple[str, ...]:

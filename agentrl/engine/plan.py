@@ -45,6 +45,11 @@ class EngineConfig:
     """Do not capture CUDA graphs; always so on CPU."""
 
     @property
+    def name(self) -> str:
+        """Name of the engine for people."""
+        return ("vllm" if self.uses_vllm else "transformers") if self.engine == "auto" else self.engine
+
+    @property
     def uses_vllm(self) -> bool:
         """True if vLLM samples."""
         return self.engine == "vllm" or (self.engine == "auto" and importlib.util.find_spec("vllm") is not None)

@@ -13,7 +13,7 @@ from agentrl.core.language_models import CLASSES
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.core.types import Message
-from agentrl.engine.reward_model_facts import FLAG, RewardModelFacts, reward_model_facts
+from agentrl.engine.reward_model_facts import FLAG, RewardModelFacts, RewardModelSettings, reward_model_facts
 from agentrl.env.plan import ImageConfig
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.images import ImageReader, open_reader
@@ -26,20 +26,6 @@ SEPARATOR = "\n"
 PROBE = (Message(role="user", content="?"),)
 UNLIMITED = ImageConfig(max_images=2**31, max_image_pixels=2**31)
 """Images have passed the limits of the episode that they are of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardModelSettings:
-    """Settings of one reward model."""
-
-    model: str  # directory or hub name
-    policy: str = ""  # model whose chat template rendered the texts; empty: they are taken as texts for this model
-    head: str = ""  # name of the layer that makes the score; empty: found in the files
-    device: str = "cpu"
-    dtype: str = "auto"  # float32, bfloat16, or auto: float32 on CPU, bfloat16 elsewhere
-    batch_size: int = 64  # texts that go through the model at once
-    max_tokens: int = 0  # tokens that are read, the last ones of a longer text; 0: the context length of the model
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,21 @@ class RewardModelFacts:
     scale: tuple[float, float] | None = None  # mean and standard deviation of its scores, where its config.json states them
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelSettings:
+    """Settings of one reward model."""
+
+    model: str  # directory or hub name
+    policy: str = ""  # model whose chat template rendered the texts; empty: they are taken as texts for this model
+    head: str = ""  # name of the layer that makes the score; empty: found in the files
+    device: str = "cpu"
+    dtype: str = "auto"  # float32, bfloat16, or auto: float32 on CPU, bfloat16 elsewhere
+    batch_size: int = 64  # texts that go through the model at once
+    max_tokens: int = 0  # tokens that are read, the last ones of a longer text; 0: the context length of the model
+    trust_remote_code: bool = False
+    as_messages: bool = False  # texts come as chat messages
+
+
 def reward_model_facts(model: str, head: str = "", name: str = FLAG) -> RewardModelFacts:
     """Return what the files of a model say; a hub name without files here gives the defaults.
 

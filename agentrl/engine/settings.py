@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentrl.core.process import LOOPBACK, without_collections
@@ -119,6 +119,14 @@ class EngineSettings:
         if self.engine.engine_dtype != "auto":
             return self.engine.engine_dtype
         return "float32" if self.device == "cpu" else "bfloat16"
+
+    def at(self, index: int) -> EngineSettings:
+        """Return the settings of the engine of another number."""
+        return replace(self, index=index)
+
+    def of_model(self, model: str) -> EngineSettings:
+        """Return the settings of an engine that runs another model, which never gets new weights."""
+        return replace(self, model=replace(self.model, model=model), index=0, adapters=0, routed_experts=False)
 
     @property
     def transport(self) -> Transport:

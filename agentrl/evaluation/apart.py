@@ -10,11 +10,11 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 
-from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import EngineDeadError
 from agentrl.evaluation.evaluations import Evaluations
 from agentrl.flow.apart import ApartPool
 from agentrl.flow.driver import first_cause
+from agentrl.flow.plan import TrainingConfig
 from agentrl.flow.state import AfterStep, SafePoint
 
 _log = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ async def _until(event: anyio.Event) -> None:
     await event.wait()
 
 
-def evaluations_apart(config: TrainConfig, shared: Evaluations, engines: ApartPool | None) -> AfterStep:
+def evaluations_apart(training: TrainingConfig, shared: Evaluations, engines: ApartPool | None) -> AfterStep:
     """Return the hook that evaluates a run: `shared` itself without `engines`."""
     if engines is None:
         return shared
-    return EvaluationsApart(shared, engines, num_engines=config.training.eval_engines, num_steps=config.training.num_steps)
+    return EvaluationsApart(shared, engines, num_engines=training.eval_engines, num_steps=training.num_steps)

@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,25 +15,21 @@ from statistics import fmean
 import anyio
 import anyio.lowlevel
 
-from agentrl.config.evaluate import EvaluateConfig, SampleConfig
-from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import EvalSampling, GroupRequest, Task, derive_seed
-from agentrl.engine.plan import EngineConfig
-from agentrl.env.load import AgentSpec
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
 from agentrl.evaluation.plan import EvalConfig
 from agentrl.evaluation.report import evaluation_line, log_evaluation
 from agentrl.flow.driver import first_error
+from agentrl.flow.plan import TrainingConfig
 from agentrl.flow.pool import RolloutPool
+from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
 from agentrl.flow.state import Observer, SafePoint
-from agentrl.rollout.tasks import eval_tasks
-from agentrl.track.plan import num_recorded
 from agentrl.track.sinks import EVAL_TRAJECTORIES, TrajectoryRecorder
 from agentrl.track.text import counted
 
@@ -47,31 +43,37 @@ OnGroup = Callable[[GroupSummary, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSettings:
-    """Sections of the configuration that an evaluation reads, and what follows from them."""
+class EvalPlan:
+    """What an evaluation reads: its section, and values of others.
 
-    run: RunConfig  # section with the seed, which makes every evaluation draw the same numbers, and the stall time-out
-    eval: EvalConfig
-    engine: EngineConfig
-    num_recorded: int = 0  # episodes per task to render as JSON records
-    with_messages: bool = False  # the records hold the episodes as chat messages too
+    Attributes:
+        eval: Section with samples, temperature and kinds.
+        num_engines: Engines that play.
+        max_num_seqs: Sequences that one of them decodes at once.
+        seed: Makes every evaluation draw the same numbers.
+        stall_timeout_s: Seconds without progress after which it ends with a diagnosis.
+        num_recorded: Episodes per task to render as JSON records.
+        with_messages: The records hold the episodes as chat messages too.
+    """
+
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    num_engines: int = 1
+    max_num_seqs: int = 1
+    seed: int = 0
+    stall_timeout_s: float = 600.0
+    num_recorded: int = 0
+    with_messages: bool = False
 
     @property
     def max_concurrent_tasks(self) -> int:
         """Tasks under way at once: as many as the engines have sequences for, at least one."""
-        return max(1, self.engine.num_engines * self.engine.max_num_seqs // self.eval.eval_samples)
-
-
-def eval_settings(config: TrainConfig | EvaluateConfig | SampleConfig, num_recorded: int = 0) -> EvalSettings:
-    """Return the settings of the evaluations of a run, of ``agentrl eval``, or of the data set that ``agentrl sample`` makes."""
-    measured = EvalConfig(eval_samples=config.sampling.n_samples_per_prompt) if isinstance(config, SampleConfig) else config.eval
-    return EvalSettings(run=config.run, eval=measured, engine=config.engine, num_recorded=num_recorded)
+        return max(1, self.num_engines * self.max_num_seqs // self.eval.eval_samples)
 
 
 async def evaluate(
     pool: RolloutPool,  # started workers whose weights are `version`, and stay so until this returns
     tasks: Sequence[Task],  # with ids that differ
-    settings: EvalSettings,
+    settings: EvalPlan,
     *,
     version: int,  # the weights to be measured
     name: str = "eval",  # what the ids of the trajectories begin with
@@ -97,11 +99,9 @@ async def evaluate(
 class _Playing:
     """The tasks of one evaluation, side by side."""
 
-    def __init__(
-        self, pool: RolloutPool, settings: EvalSettings, version: int, name: str, num_tasks: int, on_group: OnGroup | None
-    ) -> None:
+    def __init__(self, pool: RolloutPool, settings: EvalPlan, version: int, name: str, num_tasks: int, on_group: OnGroup | None) -> None:
         self._pool, self._settings, self._version, self._num_tasks, self._on_group = pool, settings, version, num_tasks, on_group
-        self._trial = EvalSampling(name=name, seed=derive_seed(settings.run.seed, "eval"), temperature=settings.eval.eval_temperature)
+        self._trial = EvalSampling(name=name, seed=derive_seed(settings.seed, "eval"), temperature=settings.eval.eval_temperature)
         self._limiter = anyio.CapacityLimiter(settings.max_concurrent_tasks)
         self._clock = asyncio.get_running_loop().time
         self._board = WaitTracker(self._clock)
@@ -111,7 +111,7 @@ class _Playing:
         """Play all of them."""
         self._board.waiting("evaluation", f"{counted(len(tasks), 'task')} with version {self._version}")
         async with anyio.create_task_group() as watch:
-            watch.start_soon(watch_for_stall, self._board, self._settings.run.stall_timeout_s, self._describe, self._clock, report)
+            watch.start_soon(watch_for_stall, self._board, self._settings.stall_timeout_s, self._describe, self._clock, report)
             if supervise:
                 watch.start_soon(self._pool.supervise)
                 await anyio.lowlevel.checkpoint()  # it is at work before the first group is
@@ -200,7 +200,7 @@ class Evaluations:
         self,
         pool: RolloutPool,
         tasks: Sequence[Task],  # the same every time
-        settings: EvalSettings,  # the same every time, seed included, so that steps differ by their weights alone
+        settings: EvalPlan,  # the same every time, seed included, so that steps differ by their weights alone
         *,
         every: int,  # steps between two evaluations; 0: none
         num_steps: int,  # steps of the run; the last has an evaluation in any case, if any has
@@ -219,7 +219,7 @@ class Evaluations:
         """Return the same evaluations on other workers, of which there are `num_engines`."""
         other = copy(self)
         other._pool = pool
-        other._settings = replace(self._settings, engine=replace(self._settings.engine, num_engines=num_engines))
+        other._settings = replace(self._settings, num_engines=num_engines)
         return other
 
     def due(self, step: int) -> bool:
@@ -271,7 +271,7 @@ class Evaluations:
             )
         seconds = clock() - begin
         check_failures(outcomes, self._max_failure_rate)
-        assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.run.seed)
+        assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.seed)
         if self._run_dir is not None:
             log_evaluation(self._run_dir / "evaluations.jsonl", step, assessment, seconds, outcomes)
         metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()}
@@ -327,30 +327,22 @@ def check_failures(outcomes: Sequence[TaskOutcome], max_failure_rate: float) -> 
     )
 
 
-def is_evaluated(config: TrainConfig) -> bool:
-    """Return True if the run has evaluations."""
-    return bool(config.training.eval_every) or config.training.eval_at_start
-
-
-def run_eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
-    """The tasks that a run is evaluated on; none if it is not evaluated.
+def check_kept_kind(tasks: Sequence[Task], training: TrainingConfig, eval_by: str) -> None:
+    """Refuse a kind of tasks that ``--keep-best`` names and that is none of those to evaluate on.
 
     Raises:
-        ConfigError: If there are none or they cannot be used, or none is of the kind that ``--keep-best`` names.
+        ConfigError: If there is no such kind.
     """
-    if not is_evaluated(config):
-        return []
-    tasks = eval_tasks(config, agent)
-    *_, kind = [*config.training.keep_best.split("/", 2), ""][:3]
-    kinds = {kind_of(task, config.eval.eval_by) or "other" for task in tasks}
+    *_, kind = [*training.keep_best.split("/", 2), ""][:3]
+    kinds = {kind_of(task, eval_by) or "other" for task in tasks}
     if kind and (kind not in kinds or len(kinds) < 2):
         known = f"Its kinds are {', '.join(sorted(kinds))}." if len(kinds) > 1 else "All tasks are of one kind; see --eval-by."
-        raise ConfigError("--keep-best", config.training.keep_best, f"there is no task of kind {kind!r}", known)
-    return tasks
+        raise ConfigError("--keep-best", training.keep_best, f"there is no task of kind {kind!r}", known)
 
 
 def open_evaluations(
-    config: TrainConfig,
+    plan: EvalPlan,
+    run: FlowPlan,
     tasks: Sequence[Task],
     pool: RolloutPool,
     learner: Learner,
@@ -360,17 +352,18 @@ def open_evaluations(
     report: StallReport | None = None,
 ) -> Evaluations:
     """The evaluations of a run; none is ever due without tasks."""
-    run_dir, keep_best = config.training.run_dir, config.training.keep_best
+    training = run.training
+    run_dir, keep_best = training.run_dir, training.keep_best
     return Evaluations(
         pool,
         tasks,
-        eval_settings(config, num_recorded(config.record.record, config.eval.eval_samples)),
-        every=config.training.eval_every if tasks else 0,
-        num_steps=config.training.num_steps,
+        plan,
+        every=training.eval_every if tasks else 0,
+        num_steps=training.num_steps,
         best=BestModel(run_dir, learner, keep_best, resumed=resumed) if keep_best and run_dir is not None else None,
-        max_failure_rate=config.flow.max_failure_rate,
+        max_failure_rate=run.flow.max_failure_rate,
         run_dir=run_dir,
         observer=observer,
         report=report,
-        beside=config.flow.staleness > 0,
+        beside=run.flow.staleness > 0,
     )

@@ -16,13 +16,13 @@ from agentrl.core.protocols import Learner
 from agentrl.core.recording import RecordBudget
 from agentrl.core.types import Task
 from agentrl.flow.checkpoint import Progress
-from agentrl.flow.ledger import LedgerCounts
+from agentrl.flow.ledger import Health, LedgerCounts
 from agentrl.flow.loops import admit, collect, publish, run_attempts, train_steps
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.stall import StallReport, watch_for_stall
-from agentrl.flow.state import AfterStep, Observer, RunState, StopRequest, stop_when_asked
+from agentrl.flow.state import AfterStep, Groups, Observer, Publication, RunState, Steps, StopRequest, View, stop_when_asked
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class RunResult:
 
 async def train(
     *,
-    settings: FlowSettings,
+    settings: FlowPlan,
     pool: RolloutPool,  # started rollout workers, all at version 0
     learner: Learner,  # started learner, at version 0 or, when resuming, at that of the checkpoint
     tasks: Iterable[Task],  # what to run, in order; one is drawn per admitted group and never more than are needed
@@ -69,19 +69,13 @@ async def train(
         StallError: If nothing progressed for the stall time-out.
         Exception: The first error of any loop, worker, learner or observer, with its own traceback.
     """
+    progress = progress or Progress()
     run = RunState(
-        settings=settings,
-        pool=pool,
-        learner=learner,
-        tasks=iter(tasks),
-        keep=keep,
-        observer=observer,
-        after_step=after_step,
-        clock=asyncio.get_running_loop().time,
-        progress=progress or Progress(),
-        repeat=repeat,
-        checkpoints=checkpoints,
-        records=records,
+        View(observer, asyncio.get_running_loop().time, progress.elapsed_s),
+        Groups(settings, iter(tasks), keep, progress, repeat, records),
+        Publication(progress.step),
+        Steps(learner, after_step, checkpoints, progress, settings.flow.groups_per_step if progress.step else 0),
+        pool,
     )
     with closing(run):
         await first_error(_run_loops(run, stop or StopRequest(), report))
@@ -112,34 +106,35 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 async def _run_loops(run: RunState, stop: StopRequest, report: StallReport | None) -> None:
-    if run.live_version:
-        run.observer.on_stage(f"publishing version {run.live_version}")
-        await run.pool.publish(await run.learner.export_weights(run.live_version))
-    run.meter.start(await run.pool.stats())
-    run.observer.on_stage("first groups")
+    view, groups, weights, steps, pool = run.view, run.groups, run.weights, run.steps, run.pool
+    if weights.version:
+        view.observer.on_stage(f"publishing version {weights.version}")
+        await pool.publish(await steps.learner.export_weights(weights.version))
+    view.meter.start(await pool.stats())
+    view.observer.on_stage("first groups")
     async with anyio.create_task_group() as watch:
-        watch.start_soon(watch_for_stall, run.board, run.settings.run.stall_timeout_s, run.describe, run.clock, report, name="watchdog")
-        watch.start_soon(run.pool.supervise, name="supervise")
+        watch.start_soon(watch_for_stall, view.board, groups.settings.stall_timeout_s, run.describe, view.clock, report, name="watchdog")
+        watch.start_soon(pool.supervise, name="supervise")
         watch.start_soon(stop_when_asked, run, stop, name="stop")
         # A group of its own: the loops end by themselves, and their watchers are cancelled then.
         async with anyio.create_task_group() as loops:
-            spawn = await loops.start(run_attempts, run, name="attempts")
-            loops.start_soon(admit, run, spawn, name="admit")
-            loops.start_soon(collect, run, spawn, name="collect")
-            loops.start_soon(train_steps, run, name="train")
-            loops.start_soon(publish, run, name="publish")
+            spawn = await loops.start(run_attempts, groups, pool, view, name="attempts")
+            loops.start_soon(admit, groups, weights, view, spawn, name="admit")
+            loops.start_soon(collect, groups, view, spawn, name="collect")
+            loops.start_soon(train_steps, steps, groups, weights, view, name="train")
+            loops.start_soon(publish, weights, groups, steps, pool, view, name="publish")
         watch.cancel_scope.cancel()
 
 
 def _result(run: RunState) -> RunResult:
-    counts = run.ledger.check()
-    if not run.stopped and (counts.in_flight or run.slots.in_use):
-        raise LedgerError(f"the run is over with {counts.in_flight} groups in flight and {run.slots.in_use} slots in use")
-    if not run.stopped and not run.live_version:
-        raise _nothing_trained(run, counts)
+    counts, done, slots = run.groups.ledger.check(), run.weights.version, run.groups.slots
+    if not run.stopped and (counts.in_flight or slots.in_use):
+        raise LedgerError(f"the run is over with {counts.in_flight} groups in flight and {slots.in_use} slots in use")
+    if not run.stopped and not done:
+        raise _nothing_trained(run.groups.health, counts)
     return RunResult(
-        steps=run.live_version,
-        seconds=run.clock() - run.meter.start_s,
+        steps=done,
+        seconds=run.view.elapsed_s,
         counts=counts,
         ended=_ended(run),
         stopped=run.stopped,
@@ -148,23 +143,24 @@ def _result(run: RunState) -> RunResult:
 
 
 def _ended(run: RunState) -> str:
-    asked, done, size = run.settings.training.num_steps, run.live_version, run.settings.flow.groups_per_step
+    settings, done, last = run.groups.settings, run.weights.version, run.steps.last_groups
+    asked, size = settings.training.num_steps, settings.flow.groups_per_step
     if run.stopped:
         return f"stopped after {done} of {asked} steps" + (f" by {run.stop_reason}" if run.stop_reason else "")
-    if run.last_step_groups < size:
-        return f"tasks ran out after {done} of {asked} steps; the last step had {run.last_step_groups} of {size} groups"
+    if last < size:
+        return f"tasks ran out after {done} of {asked} steps; the last step had {last} of {size} groups"
     return f"tasks ran out after {done} of {asked} steps" if done < asked else f"all {asked} steps done"
 
 
-def _nothing_trained(run: RunState, counts: LedgerCounts) -> Exception:
+def _nothing_trained(health: Health, counts: LedgerCounts) -> Exception:
     if not counts.submitted:
         return NothingToTrainError("there is not a single task to train on: check --prompts or the environment's tasks()")
     if counts.dropped:
         return TooManyFailuresError(
             f"tasks ran out and no group could be trained on: {sum(counts.dropped.values())} of {counts.submitted} failed. "
-            f"Most frequent causes:\n{run.health.causes()}"
+            f"Most frequent causes:\n{health.causes()}"
         )
     return NothingToTrainError(
-        f"tasks ran out and all {counts.submitted} groups were filtered ({run.health.filter_reasons()}): "
+        f"tasks ran out and all {counts.submitted} groups were filtered ({health.filter_reasons()}): "
         "widen --dynamic-filtering-range, change the tasks, or switch --dynamic-filtering off"
     )

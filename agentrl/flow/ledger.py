@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def failure_reason(summary: GroupSummary) -> str:
 class Health:
     """Judges the latest finished groups."""
 
-    def __init__(self, settings: FlowSettings) -> None:
+    def __init__(self, settings: FlowPlan) -> None:
         self._settings = settings
         self._attempts: deque[tuple[str, ...]] = deque(maxlen=FAILURE_WINDOW)  # causes; empty: the attempt was fine
         self._verdicts: deque[str | None] = deque(maxlen=settings.pass_window)  # why it was filtered; None: kept

@@ -1,13 +1,74 @@
-"""Settings of the flow of groups: overlap of generation and training, filtering, and reaction to failures."""
+"""Settings of a run's length and of the flow of groups: overlap of generation and training, filtering, and reaction to failures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from agentrl.core.settings import Alias, Count, Fraction, NonNegative, ResumeMayChange, Share, UserFile
+from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange, Share, UserFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Length, checkpoints, evaluations, and place of a run."""
+
+    num_steps: Annotated[Count, ResumeMayChange, Alias("--max-steps")] = 50
+    """Optimizer steps to train for."""
+    run_dir: Annotated[Path | None, ResumeMayChange, Alias("--output-dir")] = None
+    """Directory of everything that this run writes. Default: ``runs/<environment>-<date>-<time>``."""
+    save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
+    """Steps between checkpoints, for ``--resume``; the last step gets one too. 0: none."""
+    keep_checkpoints: Annotated[Count, ResumeMayChange, Alias("--save-total-limit", "--max-ckpt-num")] = 2
+    """Checkpoints to keep; older ones are removed when a newer one is complete."""
+    checkpoint_upload: Annotated[str, ResumeMayChange] = ""
+    """Folder for copies of complete checkpoints, made while the run goes on: an address (``s3://bucket/run``, ``gs://``, ``az://``) or a
+    path. As many are kept as in the run's directory. ``--resume`` takes this address, and ``--resume auto`` looks there too."""
+    upload_timeout_s: Annotated[Positive, ResumeMayChange] = 1800.0
+    """Seconds that one copy to ``--checkpoint-upload`` may take, and that the end of a run waits for the last one."""
+    stop_timeout_s: Annotated[NonNegative, ResumeMayChange] = 15.0
+    """Seconds that a first SIGINT or SIGTERM leaves to the step under way and a checkpoint after it; then the run ends without."""
+    max_learner_restarts: Annotated[CountOrZero, ResumeMayChange] = 3
+    """Times that a run goes on from its last checkpoint by itself when a learner rank dies; without a checkpoint it ends."""
+    resume: Annotated[str, ResumeMayChange] = ""
+    """Directory of a run to continue with its own settings, or its ``--checkpoint-upload``; or ``auto``: continue the run in ``--run-dir``
+    if there is one."""
+    check_env: Annotated[bool, ResumeMayChange] = True
+    """Play one scripted episode before anything heavy starts, and end the run if the environment breaks its contract there. Skipped
+    with ``--resume``, ``--ray-address`` and ``--env-isolation process``."""
+    certify: Annotated[bool, ResumeMayChange] = True
+    """Compare the learner's attention with the model's on a small twin while the run starts, and refuse a model that it computes wrongly,
+    as ``agentrl certify`` does. The result is kept; types of models that are known to be exact are not tried."""
+    check_memory: Annotated[bool, ResumeMayChange] = True
+    """Refuse to start on GPUs whose memory is certainly too small, as ``agentrl plan`` computes it."""
+    max_mismatch: Annotated[NonNegative | Literal["auto", "none"], ResumeMayChange] = "auto"
+    """Stop if the log-probabilities that engine and learner give tokens of the same weights differ by more than this on average, nats, in
+    the first step, or in the first with published weights; warn later. ``auto``: 0.01 where both compute in float32, else 0.1. 0 or
+    ``none``: never."""
+    audit_every: Annotated[CountOrZero, ResumeMayChange] = 100
+    """Steps between two audits, the first step among them: one row of the batch is computed again, alone, in float32 with eager attention,
+    and compared with what the learner made of it (``audit/...``). 0: none."""
+    eval_every: Annotated[CountOrZero, ResumeMayChange, Alias("--eval-steps")] = 0
+    """Steps between two evaluations during training; the last step gets one too. 0: none."""
+    eval_at_start: Annotated[bool, ResumeMayChange] = False
+    """Evaluate once before the first step as well."""
+    eval_engines: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Engines of their own for evaluations, beside those of ``--num-engines``: each evaluation begins there with the weights of its step,
+    and neither the learner nor the other engines wait for it. 0: evaluations run on the engines that generate for training."""
+    keep_best: Annotated[str, ResumeMayChange] = ""
+    """Figure by which the best model is kept in ``RUN_DIR/best``: ``eval/score``, ``eval/reward``, ``eval/pass@1``, or one kind's,
+    ``eval/score/hard``; higher is better. Empty: none is kept."""
+
+    @property
+    def evaluates(self) -> bool:
+        """True if the run has evaluations."""
+        return bool(self.eval_every) or self.eval_at_start
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return True if there is an evaluation after `step` steps."""
+        return bool(self.eval_every) and (step % self.eval_every == 0 or step == self.num_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

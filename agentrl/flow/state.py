@@ -22,7 +22,7 @@ from agentrl.flow.metrics import Meter, Trained
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.queue import Admissions, GroupQueue, Inbox, Slots
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.stall import WaitTracker
 
 
@@ -78,83 +78,78 @@ class Observer(Protocol):
         """Follow a judged group, the end of a step whose weights are live, or a checkpoint."""
 
 
-class RunState:
-    """Everything the loops of one run share; each part is changed by the loop that its comment names."""
+class View:
+    """What is seen of a run: the observer that is told, what each loop waits for, the figures of the step under way, and the clock."""
+
+    def __init__(self, observer: Observer, clock: Callable[[], float], elapsed_s: float) -> None:
+        self.observer, self.clock = observer, clock
+        self.board = WaitTracker(clock)
+        self.meter = Meter(clock)
+        self.meter.start_s -= elapsed_s
+
+    def waiting(self, loop: str, what: str) -> None:
+        """Note what a loop waits for."""
+        self.board.waiting(loop, what)
+
+    def progress(self) -> None:
+        """Note that something was done, so that the run is not thought to hang."""
+        self.board.progress()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the run, earlier parts included."""
+        return self.clock() - self.meter.start_s
+
+
+class Groups:
+    """The groups of a run, from the task that is drawn to what becomes of them; each part is changed by the loops that its comment names.
+
+    Args:
+        settings: Sizes and limits.
+        tasks: What to run, in order.
+        keep: Says which groups are trained on.
+        progress: Where the run stood when this part of it began.
+        repeat: The groups that were open then, with their tasks.
+        records: Decides how many episodes of each group are recorded.
+    """
 
     def __init__(
         self,
-        *,
-        settings: FlowSettings,
-        pool: RolloutPool,
-        learner: Learner,
+        settings: FlowPlan,
         tasks: Iterator[Task],
         keep: GroupFilter,
-        observer: Observer,
-        after_step: Sequence[AfterStep],
-        clock: Callable[[], float],
         progress: Progress,
         repeat: Sequence[tuple[int, Task]] = (),
-        checkpoints: Checkpoints | None = None,
         records: RecordBudget | None = None,
     ) -> None:
-        self.settings, self.pool, self.learner, self.checkpoints = settings, pool, learner, checkpoints
-        self.records = records or settings.record_budget()  # of which the observer says how they are used
+        self.settings, self.keep = settings, keep
+        self.records = records or RecordBudget(samples=settings.n_samples_per_prompt, least=0)  # the observer says how they are used
         self.admissions = Admissions(tasks, progress, repeat)
-        self.first_step = progress.step
-        self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock
         self.slots = Slots(settings.num_slots, max(0, settings.training.num_steps - progress.step) * settings.groups_removed_per_step)
         self.queue = GroupQueue(settings.max_staleness, settings.flow.groups_per_step, settings.oversampled_groups)
         self.ledger = Ledger()
         self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped, forked=progress.forked)
         self.health = Health(settings)
         self.score_moments = ScoreMoments(progress.score_moments)  # of the trained episodes' scores; train
-        self.board = WaitTracker(clock)
-        self.meter = Meter(clock)
-        self.meter.start_s -= progress.elapsed_s
-        self.live = AwaitableCounter(progress.step)  # version of every worker's weights; publish
-        self.last_step_groups = settings.flow.groups_per_step if progress.step else 0  # train
-        self.hooked = AwaitableCounter(progress.step)  # steps whose hooks are done, and what these left to be done beside; train
-        self.notes: dict[int, dict[str, float]] = {}  # step -> further metrics, until publish takes them; train
-        self.reported = AwaitableCounter(progress.step)  # steps whose metrics the observer has; publish
         self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
         self.attempts: dict[int, asyncio.Task[None]] = {}  # group id -> its attempt; cancelled by train
         self.finished = Inbox()
         self.over = asyncio.Event()  # no attempt begins any more; train
-        self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)
-        self.latest = progress  # where the run stood after the last step, which may not be saved yet; train
-        self.saved_step = progress.step  # train
-        self.save_lock = anyio.Lock()  # held by the checkpoint that is being written
-        self.stopped = self.training_over = False
-        self.stop_reason = ""
-        self.hooks: anyio.CancelScope | None = None  # the hooks after a step while they run; train
-        self.beside: anyio.CancelScope | None = None  # what they left to be done beside the next step, while it runs; train
-        self.beside_step = -1  # the step whose hooks left that last; train
-        self.apart: set[anyio.CancelScope] = set()  # what hooks left to be done apart from the steps, while it runs; train
-        self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
+        self.stopped = False  # the run ends early: no group is run or taken any more
 
-    def close(self) -> None:
-        """Close the streams between the loops; safe to call twice."""
-        for stream in (self.finished, self.trained_in, self.trained):
-            stream.close()
+    @property
+    def reward_scales(self) -> Mapping[str, tuple[float, float]]:
+        """Mean and standard deviation by which the scores of a new group's episodes are normalised; empty if they are not."""
+        return self.score_moments.scales() if self.settings.normalizes_rewards else {}
 
-    def stop(self, reason: str = "") -> None:
-        """End early: no group is run or taken any more, and those under way are given up, to be run again on resumption.
-
-        Groups are still admitted until `train` ends, so that the accounts of the last step are those of a run that goes on.
-        """
-        for apart in self.apart:
-            apart.cancel()
-        if self.training_over:
-            return
-        self.stopped, self.stop_reason = True, reason
+    def stop(self) -> None:
+        """Give up the groups under way, to be run again on resumption, and take none any more."""
+        self.stopped = True
         self.queue.stop()
         for attempt in list(self.attempts.values()):
             attempt.cancel()
-        for scope in (self.hooks, self.beside):
-            if scope is not None:
-                scope.cancel()
 
-    def progress(self, step: int) -> Progress:
+    def progress(self, step: int, elapsed_s: float) -> Progress:
         """Return the progress after `step` steps, of which the last has just been trained."""
         counts = self.ledger.check()
         return self.admissions.progress(
@@ -164,33 +159,100 @@ class RunState:
             filtered=counts.filtered,
             dropped=counts.dropped,
             forked=counts.forked,
-            elapsed_s=self.clock() - self.meter.start_s,
+            elapsed_s=elapsed_s,
             score_moments=self.score_moments.state(),
         )
 
-    @property
-    def reward_scales(self) -> Mapping[str, tuple[float, float]]:
-        """Mean and standard deviation by which the scores of a new group's episodes are normalised; empty if they are not."""
-        return self.score_moments.scales() if self.settings.reward.normalize_reward else {}
+
+class Publication:
+    """Weights on their way from the learner to the workers."""
+
+    def __init__(self, version: int) -> None:
+        self.live = AwaitableCounter(version)  # version of every worker's weights; publish
+        self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)
+        self.idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
 
     @property
-    def live_version(self) -> int:
+    def version(self) -> int:
         """Version of every worker's weights."""
         return self.live.value
 
-    def safe_point(self, step: int, works: list[Work], apart: Callable[[Work], None]) -> SafePoint:
-        """Return what hooks are given after `step` steps; what they leave to be done beside the next step is added to `works`."""
-        return SafePoint(step, lambda: self.live.until(step), self.board.progress, works.append, apart)
+
+class Steps:
+    """The steps of the learner: what is done after each of them, and where the run stands; changed by train, but for `reported`.
+
+    Args:
+        learner: Trains.
+        after_step: Hooks, called in order after each step.
+        checkpoints: Where to save; `None` saves nothing.
+        progress: Where the run stood when this part of it began.
+        last_groups: Groups of the step before.
+    """
+
+    def __init__(
+        self, learner: Learner, after_step: Sequence[AfterStep], checkpoints: Checkpoints | None, progress: Progress, last_groups: int
+    ) -> None:
+        self.learner, self.after_step, self.checkpoints = learner, tuple(after_step), checkpoints
+        self.first = progress.step
+        self.latest = progress  # where the run stood after the last step, which may not be saved yet
+        self.saved = progress.step
+        self.save_lock = anyio.Lock()  # held by the checkpoint that is being written
+        self.last_groups = last_groups
+        self.over = False  # the last step is trained
+        self.notes: dict[int, dict[str, float]] = {}  # step -> further metrics, until publish takes them
+        self.hooked = AwaitableCounter(progress.step)  # steps whose hooks are done, and what these left to be done beside
+        self.reported = AwaitableCounter(progress.step)  # steps whose metrics the observer has; publish
+        self.hooks: anyio.CancelScope | None = None  # the hooks after a step while they run
+        self.beside: anyio.CancelScope | None = None  # what they left to be done beside the next step, while it runs
+        self.beside_step = -1  # the step whose hooks left that last
+        self.apart: set[anyio.CancelScope] = set()  # what hooks left to be done apart from the steps, while it runs
+
+    def note(self, step: int, figures: Mapping[str, float] | None) -> None:
+        """Add to the metrics of a step."""
+        self.notes.setdefault(step, {}).update(figures or {})
+
+
+class RunState:
+    """A run under way, in the parts that its loops share."""
+
+    def __init__(self, view: View, groups: Groups, weights: Publication, steps: Steps, pool: RolloutPool) -> None:
+        self.view, self.groups, self.weights, self.steps, self.pool = view, groups, weights, steps, pool
+        self.stop_reason = ""
+
+    @property
+    def stopped(self) -> bool:
+        """True if the run ends early."""
+        return self.groups.stopped
+
+    def close(self) -> None:
+        """Close the streams between the loops; safe to call twice."""
+        for stream in (self.groups.finished, self.weights.trained_in, self.weights.trained):
+            stream.close()
+
+    def stop(self, reason: str = "") -> None:
+        """End early: no group is run or taken any more, and those under way are given up, to be run again on resumption.
+
+        Groups are still admitted until `train` ends, so that the accounts of the last step are those of a run that goes on.
+        """
+        for apart in self.steps.apart:
+            apart.cancel()
+        if self.steps.over:
+            return
+        self.stop_reason = reason
+        self.groups.stop()
+        for scope in (self.steps.hooks, self.steps.beside):
+            if scope is not None:
+                scope.cancel()
 
     def describe(self) -> str:
         """Return the place of every group, for a diagnosis."""
-        now = self.clock()
-        oldest = min(self.running.items(), key=lambda item: item[1], default=None)
+        groups, now = self.groups, self.view.clock()
+        oldest = min(groups.running.items(), key=lambda item: item[1], default=None)
         age = f", the oldest is group {oldest[0]} after {now - oldest[1]:.1f} s" if oldest else ""
         return (
-            f"  groups running: {len(self.running)}{age}\n  workers: {self.pool.describe()}\n"
-            f"  slots in use: {self.slots.in_use} of {self.slots.capacity}; accepted groups waiting: {self.queue.depth}; "
-            f"live weights: version {self.live_version}"
+            f"  groups running: {len(groups.running)}{age}\n  workers: {self.pool.describe()}\n"
+            f"  slots in use: {groups.slots.in_use} of {groups.slots.capacity}; accepted groups waiting: {groups.queue.depth}; "
+            f"live weights: version {self.weights.version}"
         )
 
 

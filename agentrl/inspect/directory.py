@@ -107,9 +107,9 @@ class RunDirectory:
         """The best model if one was kept, else the last; `None` if there is none."""
         return next((path for path in (self.path / "best", self.path / "model") if (path / CONFIG).is_file()), None)
 
-    def tokenizer_path(self, config: TrainConfig) -> str:
-        """Return the directory or hub name of the run's tokenizer: its initial model, else its saved model."""
-        path, saved = config.model.model or str(tiny_model_path()), self.path / "model"
+    def tokenizer_path(self, model: str) -> str:
+        """Return the directory or hub name of the run's tokenizer: that of its initial `model`, else of its saved model."""
+        path, saved = model or str(tiny_model_path()), self.path / "model"
         local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
         return str(saved) if local and not Path(path).expanduser().is_dir() and saved.is_dir() else path
 

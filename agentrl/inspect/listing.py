@@ -17,6 +17,7 @@ from agentrl.inspect.directory import CONFIG, METRICS, TRAJECTORIES
 from agentrl.inspect.reader import EVAL, RunReader, flags
 from agentrl.inspect.samples import num_samples
 from agentrl.inspect.store import conditions
+from agentrl.resolve.parts import track_plan
 from agentrl.track.sinks import ROWS
 from agentrl.track.summary import first_and_last
 from agentrl.track.tracker import diagnosis_of
@@ -180,7 +181,7 @@ def _warnings(run: RunReader) -> list[dict[str, Any]]:
     """Return the warnings that a run which has not ended cannot learn, found by the rules that the run itself follows."""
     if run.config is None:
         return []
-    diagnosis = diagnosis_of(run.config)
+    diagnosis = diagnosis_of(track_plan(run.config))
     for step in run.metrics.steps:
         metrics = run.metrics.row(step)
         if "reward/mean" in metrics:

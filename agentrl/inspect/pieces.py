@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config.schema import TrainConfig
 from agentrl.inspect.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -22,10 +21,15 @@ MAX_JOINED = 8
 
 
 class TokenTexts:
-    """The texts of a run's tokens, from the file of its tokenizer; nothing is downloaded."""
+    """The texts of a run's tokens, from the file of its tokenizer; nothing is downloaded.
 
-    def __init__(self, directory: RunDirectory, config: TrainConfig | None) -> None:
-        self._directory, self._config = directory, config
+    Args:
+        directory: The run.
+        model: Its initial model, "" for the bundled one; `None` if its settings cannot be read.
+    """
+
+    def __init__(self, directory: RunDirectory, model: str | None) -> None:
+        self._directory, self._model = directory, model
         self._known: dict[int, str] = {}
 
     @property
@@ -47,7 +51,7 @@ class TokenTexts:
 
     def _files(self) -> Iterable[Path]:
         folders = [self._directory.path / name for name in ("model", "best")]
-        name = self._directory.named_model() if self._config is None else self._directory.tokenizer_path(self._config)
+        name = self._directory.named_model() if self._model is None else self._directory.tokenizer_path(self._model)
         if name:
             folders.insert(0, Path(name).expanduser())
             if (cached := _cached(name)) is not None:

@@ -13,8 +13,9 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrl.cluster.build import build_engine, model_path, worker_environment
-from agentrl.config.schema import PlaySettings
+from agentrl.assets import tiny_model_path
+from agentrl.cluster.build import build_engine, worker_environment
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
@@ -29,7 +30,6 @@ from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedEngine, WatchedSession, written_turn
-from agentrl.rollout.settings import episode_settings
 from agentrl.track.text import Screen
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class PlaySession:
 
     def __init__(
         self,
-        config: PlaySettings,
+        plan: ClusterPlan,
         agent: AgentSpec,
         tasks: TaskSource,
         screen: Screen,
@@ -75,8 +75,8 @@ class PlaySession:
         tokens: bool,
         logprobs: bool,
     ) -> None:
-        self._config, self._agent, self._tasks, self._screen, self._model = config, agent, tasks, screen, model
-        self._settings = episode_settings(config, model_path(config))
+        self._plan, self._agent, self._tasks, self._screen, self._model = plan, agent, tasks, screen, model
+        self._settings = plan.episodes
         self._options = {"model": model, "tokens": tokens, "logprobs": logprobs}
         self._reader = Reader(self._tell, lambda name: self._terminal.toggle(name))
         self._pausing = model and pause and self._reader.interactive
@@ -105,25 +105,26 @@ class PlaySession:
         self._call(self._sessions.start())
         self._engine = WatchedEngine(self._inner_engine(), self._events.put, self._leave_to_sample)
         if self._model:
-            self._tell(f"Loading {self._config.model.model or 'the bundled tiny model'} ...")
+            name = self._settings.model.model
+            self._tell(f"Loading {'the bundled tiny model' if name == str(tiny_model_path()) else name} ...")
         self._call(self._engine.start())
-        config = self._config
-        tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=config.model.trust_remote_code)
-        self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
-        let_see(self._codec, config.model, config.images)
-        fit_parser(self._codec, config.endpoint)
+        settings = self._settings
+        tokenizer = load_tokenizer(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
+        self._codec = make_codec(tokenizer, settings, self._engine.end_token_ids)
+        let_see(self._codec, settings.model, settings.images)
+        fit_parser(self._codec, settings.endpoint)
         if self._codec.tool_parser != JSON_PARSER:
             self._tell(f"Tool calls are read by {self._codec.tool_parser}.")
-        chat, system = config.data.apply_chat_template, config.data.system_prompt
+        chat, system = settings.data.apply_chat_template, settings.data.system_prompt
         self._terminal = PlayScreen(self._screen, self._codec, system_prompt=system, chat=chat, **self._options)
         if not self._model and self._reader.interactive:
             self._tell("You are the policy: write an answer and press Enter. /help lists the commands.")
 
     def _inner_engine(self) -> Engine:
         if not self._model:
-            return SamplerEngine(self._sample, max_model_len=self._config.engine.max_model_len)
-        os.environ.update({name: value for name, value in worker_environment(self._config).items() if name not in os.environ})
-        return build_engine(self._config)
+            return SamplerEngine(self._sample, max_model_len=self._plan.engine.engine.max_model_len)
+        os.environ.update({name: value for name, value in worker_environment(self._plan.engine).items() if name not in os.environ})
+        return build_engine(self._plan.engine)
 
     def _play(self, task: Task, number: int) -> Leave | None:
         """Play one episode; returns why it was left, if it was."""

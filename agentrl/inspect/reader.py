@@ -84,7 +84,7 @@ class RunReader:
     @cached_property
     def texts(self) -> TokenTexts:
         """The texts of single tokens."""
-        return TokenTexts(self.directory, self.config)
+        return TokenTexts(self.directory, self.config.model.model if self.config else None)
 
     @property
     def launches(self) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from agentrl.config.schema import TrainConfig
 from agentrl.core.differences import Difference
 from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
 from agentrl.core.plugins import kept_environment
@@ -22,16 +21,18 @@ from agentrl.engine.parsers import fit_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.plan import DataConfig
 from agentrl.inspect.compare import INTERRUPTED, Records, Replay, Verdict, replay_difference
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
+from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import make_codec as make_codec_of
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.records import inexact_parts, recorded_group_request, recorded_limits, recorded_turn
-from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import context_length, open_tasks
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Replayer:
     def __init__(
         self,
         agent: AgentSpec,
-        settings: EpisodeSettings,
+        settings: EpisodePlan,
         *,
         make_codec: Callable[[tuple[int, ...]], ChatCodec],
         find_task: Callable[[str], Task | None],
@@ -261,8 +262,8 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
         ConfigError: If the run's settings, environment or tokenizer cannot be used.
     """
     config = run.config()
-    spec = _load(run, config, agent)
-    model = run.tokenizer_path(config)
+    spec = _load(run, config.run.agent, agent)
+    model = run.tokenizer_path(config.model.model)
     tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
 
     def make_codec(end_token_ids: tuple[int, ...]) -> ChatCodec:
@@ -271,43 +272,43 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
         return codec
 
     limits = EngineLimits(max_model_len=config.engine.max_model_len or context_length(model) or 4096)
-    settings = episode_settings(config, model)
+    settings = episode_plan(config).with_model(model)
     return Replayer(
         spec,
         settings,
         make_codec=make_codec,
-        find_task=_task_finder(config, spec),
+        find_task=_task_finder(config.data, config.run.seed, spec),
         limits=limits,
         find_log=run.request_logs(),
         has_requests=(run.path / REQUESTS).is_file() and not agent,
     )
 
 
-def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
-    own = kept_environment(config.run.agent, run.path)
-    if own != config.run.agent and not agent:
-        _log.warning("%s is not found from this folder; replaying in the run's copy of it, %s", config.run.agent, own)
+def _load(run: RunDirectory, named: str, agent: str) -> AgentSpec:
+    own = kept_environment(named, run.path)
+    if own != named and not agent:
+        _log.warning("%s is not found from this folder; replaying in the run's copy of it, %s", named, own)
     try:
         return load_agent(agent or own)
     except EnvLoadError as error:
         if agent:
             raise
-        if config.run.agent.startswith(PREFIX):
-            problem = f"its environment {config.run.agent} was given as an object in Python code"
+        if named.startswith(PREFIX):
+            problem = f"its environment {named} was given as an object in Python code"
             remedy = f"Put its class ({run.path / SOURCE}) with its imports into a file, and name that with --agent FILE."
             raise EnvLoadError("RUN", str(run.path), problem, remedy) from error
         remedy = "Replay from the folder that the run was started in, or name the environment with --agent FILE."
         raise EnvLoadError("RUN", str(run.path), f"its environment {error.value} cannot be used: {error.problem}", remedy) from error
 
 
-def _task_finder(config: TrainConfig, spec: AgentSpec, most: int = 50_000) -> Callable[[str], Task | None]:
+def _task_finder(data: DataConfig, seed: int, spec: AgentSpec, most: int = 50_000) -> Callable[[str], Task | None]:
     tasks: dict[str, Task] = {}
 
     def find(name: str) -> Task | None:
         if not tasks:
-            unshuffled = replace(config, data=replace(config.data, shuffle=False))
+            unshuffled = replace(data, shuffle=False)
             with suppress(ConfigError):
-                tasks.update({task.id: task for task in open_tasks(unshuffled, spec).first(most)})
+                tasks.update({task.id: task for task in open_tasks(unshuffled, spec, seed=seed).first(most)})
         return tasks.get(name)
 
     return find

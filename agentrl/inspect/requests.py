@@ -15,10 +15,10 @@ from agentrl.core.types import FinishReason, Generation
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.request_log import recorded_requests, turn_rows
 from agentrl.rollout.endpoint.session import EndpointSession
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import recorded_limits
-from agentrl.rollout.settings import EpisodeSettings
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ class HeldEngine(SamplerEngine):
 class RequestReplay:
     """The requests of one log driven through a fresh graph, in the order in which graph and engine saw them."""
 
-    def __init__(self, log: Row, *, codec: ChatCodec, settings: EpisodeSettings) -> None:
+    def __init__(self, log: Row, *, codec: ChatCodec, settings: EpisodePlan) -> None:
         self._rows: Sequence[Row] = log["requests"]
         self._requests = recorded_requests(log)
         limits = recorded_limits(log)
@@ -123,7 +123,7 @@ class RequestReplay:
             self.session.deliver(exchange)
 
 
-async def replay_requests(log: Row, *, codec: ChatCodec, settings: EpisodeSettings) -> Difference | None:
+async def replay_requests(log: Row, *, codec: ChatCodec, settings: EpisodePlan) -> Difference | None:
     """Drive the requests of a log again, and return the first difference; `None` if prompts, branches, masks and rows are the same.
 
     Raises:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.algo.plan import AlgoConfig
-from agentrl.config.schema import TrainConfig
-from agentrl.core.annotations import FILE
 from agentrl.learner.plan import LearnerConfig, LoraConfig
 from agentrl.weights.plan import WeightsConfig
 
@@ -55,46 +53,11 @@ class LearnerSettings:
             object.__setattr__(self, "learner", replace(self.learner, zero_stage=1))
 
     @property
+    def dtype(self) -> str:
+        """Data type of training."""
+        return self.learner.dtype(self.device)
+
+    @property
     def bf16(self) -> bool:
         """True for training in bfloat16."""
-        return self.learner.dtype(self.device) == "bfloat16"
-
-
-def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cuda"]) -> LearnerSettings:
-    """Settings of the learner of a run; `model` is the one to load, with the bundled model already filled in."""
-    return LearnerSettings(
-        model=model,
-        learner=config.learner,
-        lora=config.lora,
-        weights=config.weights,
-        algo=config.algo,
-        num_steps=config.training.num_steps,
-        max_new_tokens=config.rollout.max_new_tokens,
-        max_model_len=config.engine.max_model_len,
-        seed=config.run.seed,
-        trust_remote_code=config.model.trust_remote_code,
-        device=device,
-        annotations=_annotations(config),
-        max_mismatch=config.mismatch_limit(device),
-        engine=_engine(config, device),
-        audit_every=config.training.audit_every,
-        verify_every=_verify_every(config),
-        engine_dtype=config.engine.dtype(device),
-    )
-
-
-def _verify_every(config: TrainConfig) -> int:
-    """Return the setting, or 0 where engines do not hold the learner's weights: an adapter beside them, or other numbers for them."""
-    return 0 if config.weights.publish == "adapter" or config.engine.quantizes else config.weights.verify_weights_every
-
-
-def _engine(config: TrainConfig, device: Literal["cpu", "cuda"]) -> str:
-    engine = config.engine
-    name = ("vllm" if engine.uses_vllm else "transformers") if engine.engine == "auto" else engine.engine
-    return f"{name} in {engine.dtype(device)}"
-
-
-def _annotations(config: TrainConfig) -> Path | None:
-    if not config.record.annotate or config.record.record == "none" or config.training.run_dir is None:
-        return None
-    return config.training.run_dir.absolute() / FILE
+        return self.dtype == "bfloat16"

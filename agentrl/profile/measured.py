@@ -9,9 +9,9 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.profile.recorded import paced
-from agentrl.sizing.memory import CONTEXT, GIB
-from agentrl.sizing.plan import Plan, Workload, step_seconds
-from agentrl.sizing.speed import Range, step_flops
+from agentrl.resolve.sizing.memory import CONTEXT, GIB
+from agentrl.resolve.sizing.plan import Plan, Workload, step_seconds
+from agentrl.resolve.sizing.speed import Range, step_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

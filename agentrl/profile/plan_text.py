@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from agentrl.sizing.memory import GIB
-from agentrl.sizing.plan import Plan, Workload, step_seconds
-from agentrl.sizing.search import KEPT, Remedy, more_gpus, remedies
-from agentrl.sizing.speed import Range
+from agentrl.resolve.sizing.memory import GIB
+from agentrl.resolve.sizing.plan import Plan, Workload, step_seconds
+from agentrl.resolve.sizing.search import KEPT, Remedy, more_gpus, remedies
+from agentrl.resolve.sizing.speed import Range
 from agentrl.track.text import counted
 
 

@@ -127,9 +127,7 @@ def time_costs(recorded: Recorded) -> list[TimeCost]:
     base_s = _simulated(plan).step_s
     instant = replace(plan.engine, pause_s=none, load_s=none)
     variants: dict[str, Plan] = {
-        "episodes of different length (stragglers)": replace(
-            plan, episodes=_levelled(plan.episodes, plan.settings.sampling.n_samples_per_prompt)
-        ),
+        "episodes of different length (stragglers)": replace(plan, episodes=_levelled(plan.episodes, plan.settings.n_samples_per_prompt)),
         "time outside the engine (environment)": replace(plan, episodes=_without_env(plan.episodes)),
         "training": replace(plan, learner=replace(plan.learner, step_s=0.0, token_s=0.0, overhead_s=0.0)),
         "publication": replace(plan, engine=instant, learner=replace(plan.learner, export_s=none)),

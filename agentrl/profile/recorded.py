@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape
 from agentrl.profile.simulation import LearnerModel, Plan, samples, simulate
 from agentrl.rollout.records import started_s
@@ -65,12 +64,12 @@ class Recorded:
     @property
     def episodes_per_s(self) -> float:
         """Episodes trained on per second, measured."""
-        return self.mean("group/count") * self.plan.settings.sampling.n_samples_per_prompt / self.step_s
+        return self.mean("group/count") * self.plan.settings.n_samples_per_prompt / self.step_s
 
 
 def read_recorded(
     *,
-    settings: FlowSettings,
+    settings: FlowPlan,
     num_engines: int,
     num_learners: int,
     max_sequences: int,  # sequences that an engine decodes at once
@@ -97,7 +96,7 @@ def read_recorded(
     pauses = [float(row.get("publish/pause_s", 0.0)) for row in rows]
     loads = [max(0.0, float(row.get("publish/seconds", 0.0)) - pause) for row, pause in zip(rows, pauses, strict=True)]
     plan = Plan(
-        settings=changed(settings, stall_timeout_s=1e9, min_pass_rate=0.0, max_failure_rate=1.0, record="none"),
+        settings=replace(settings, stall_timeout_s=1e9, flow=replace(settings.flow, min_pass_rate=0.0, max_failure_rate=1.0)),
         num_engines=num_engines,
         engine=EngineModel(token_s=1.0, max_sequences=max_sequences, pause_s=samples(pauses), load_s=samples(loads)),
         learner=_learner(rows, num_learners, notes),
@@ -262,7 +261,7 @@ def sequences_and_pace(recorded: Recorded) -> list[tuple[float, float]]:
     timeline: dict[float, list[tuple[float, float, float]]] = {}
     for episode in episodes:
         base, start = _beginning(episode)
-        weight = plan.settings.sampling.n_samples_per_prompt / sizes[episode.group] / plan.num_engines
+        weight = plan.settings.n_samples_per_prompt / sizes[episode.group] / plan.num_engines
         density = weight * episode.generate_s / episode.total_s if episode.total_s > 0.0 else 0.0
         timeline.setdefault(base, []).append((start, start + episode.total_s, density))
     points: list[tuple[float, float]] = []
@@ -299,7 +298,9 @@ def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
         return replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
 
     for _ in range(3):
-        simulated = simulate(replace(plan, engine=scaled(), settings=changed(plan.settings, num_steps=steps)))
+        simulated = simulate(
+            replace(plan, engine=scaled(), settings=replace(plan.settings, training=replace(plan.settings.training, num_steps=steps)))
+        )
         scale *= wanted / (simulated.mean("episode/generate_s") / simulated.mean("episode/tokens_mean"))
     return scaled()
 

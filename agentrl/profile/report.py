@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.engine.settings import EngineSettings
 from agentrl.profile.prediction import (
     Bound,
     bound_of,
@@ -178,13 +178,13 @@ def seconds(value: float) -> str:
 
 
 def make_profile(
-    recorded: Recorded, config: TrainConfig, *, run: str, devices: int = 0, asked: Mapping[str, Any] | None = None
+    recorded: Recorded, engine: EngineSettings, *, run: str, devices: int = 0, asked: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Everything that the command says, in JSON's own types; seconds are those of the steps that tell of the run's pace.
 
     Args:
         recorded: The times of the run.
-        config: The configuration of the run.
+        engine: The engine of the run.
         run: The run as the user named it.
         devices: Devices to divide between engines and learner ranks; 0: as many as the run had.
         asked: Sizes to predict as well, as the arguments of `predict`; `None`: not set.
@@ -192,7 +192,7 @@ def make_profile(
     Raises:
         ConfigError: If the devices are too few.
     """
-    plan, per_engine = recorded.plan, config.engine.gpus_per_engine
+    plan, per_engine = recorded.plan, engine.engine.gpus_per_engine
     used = plan.num_engines * per_engine + plan.learner.ranks
     devices, sizes = devices or used, asked or {}
     if devices < per_engine + 1:
@@ -229,7 +229,7 @@ def make_profile(
         "splits": list(map(asdict, splits)),
         "best": asdict(recommended(best)),
         "driver_us_per_group": driver_us_per_group(recorded),
-        "notes": [*recorded.notes, *_saved(recorded), *_assumptions(recorded, devices, used, config)],
+        "notes": [*recorded.notes, *_saved(recorded), *_assumptions(recorded, devices, used, colocates=engine.weights.colocate)],
     }
 
 
@@ -244,7 +244,7 @@ def _sizes(plan: Plan, *, devices: int) -> dict[str, int]:
         "num_engines": plan.num_engines,
         "num_learners": plan.learner.ranks,
         "groups_per_step": plan.settings.flow.groups_per_step,
-        "n_samples_per_prompt": plan.settings.sampling.n_samples_per_prompt,
+        "n_samples_per_prompt": plan.settings.n_samples_per_prompt,
         "oversampled_groups": plan.settings.oversampled_groups,
         "max_staleness": plan.settings.max_staleness,
     }
@@ -273,14 +273,14 @@ def _saved(recorded: Recorded) -> list[str]:
     return [f"training: rows that begin alike saved the learner {saved:,.0f} tokens a step, {share:.0%} of all tokens of its rows"]
 
 
-def _assumptions(recorded: Recorded, devices: int, used: int, config: TrainConfig) -> list[str]:
+def _assumptions(recorded: Recorded, devices: int, used: int, *, colocates: bool) -> list[str]:
     notes = []
     if devices != used or recorded.plan.learner.ranks > 1 or used > 2:
         notes.append("splits: training is taken to divide evenly over learner ranks, and publication to take as long as now")
-    if config.weights.colocate:
+    if colocates:
         notes.append("engines and learner share devices here; the predictions are for devices of their own")
     if recorded.plan.settings.max_staleness == 0:
         notes.append("the run took turns; what engine and learner take from each other when both work, as on shared cores, it cannot tell")
-    if config.training.save_every:
+    if recorded.plan.settings.training.save_every:
         notes.append("checkpoints: their time is in the measured steps and not in the predictions")
     return notes

@@ -26,7 +26,7 @@ from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulated_engine import Draw, DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
 
@@ -217,7 +217,7 @@ class Plan:
         seed: Of everything that is drawn.
     """
 
-    settings: FlowSettings
+    settings: FlowPlan
     num_engines: int
     engine: EngineModel
     learner: LearnerModel
@@ -247,7 +247,7 @@ class Simulated:
     @property
     def episodes_per_s(self) -> float:
         """Episodes trained on per second once the run is under way."""
-        return self.mean("group/count") * self.plan.settings.sampling.n_samples_per_prompt / self.step_s
+        return self.mean("group/count") * self.plan.settings.n_samples_per_prompt / self.step_s
 
     @property
     def max_staleness(self) -> float:

@@ -7,10 +7,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.evaluate import EvaluateConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
 from agentrl.config.load import Command, Loaded, flag_value, load, read_flags
 from agentrl.config.mapping import refuse_hidden
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, settings_of
 from agentrl.config.words import Word
 from agentrl.core.adapter_files import holds_adapter

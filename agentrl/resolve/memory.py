@@ -13,9 +13,9 @@ from agentrl.core.model_shape import read_shape
 from agentrl.core.operating_system import container_limit
 from agentrl.core.process import cuda_torch, num_gpus
 from agentrl.core.settings import flag
-from agentrl.sizing.memory import GIB
-from agentrl.sizing.plan import SPARE, Hardware, Plan, Workload, make_plan
-from agentrl.sizing.search import memory_remedy, remedies
+from agentrl.resolve.sizing.memory import GIB
+from agentrl.resolve.sizing.plan import SPARE, Hardware, Plan, Workload, make_plan
+from agentrl.resolve.sizing.search import memory_remedy, remedies
 from agentrl.track.tracker import RunWarning
 
 CERTAIN = 1.15

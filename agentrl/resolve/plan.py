@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from agentrl.cluster.build import load_environment
+from agentrl.cluster.processes import ClusterPlan
 from agentrl.config.engine_rules import share_only_gpu
 from agentrl.config.load import Loaded
 from agentrl.config.mapping import to_json
@@ -26,13 +26,28 @@ from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.operating_system import usable_cores
 from agentrl.core.paths import absolute_path
 from agentrl.core.plugins import is_plugin, resolve_plugin
+from agentrl.core.types import Task
+from agentrl.engine.settings import Device
 from agentrl.env.load import AgentSpec
-from agentrl.flow.settings import with_front_ends
+from agentrl.env.tasks import TaskSource
+from agentrl.evaluation.evaluations import EvalPlan
+from agentrl.flow.sizes import FlowPlan
 from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.resolve.directories import check_free, with_directory
 from agentrl.resolve.memory import gpu_bytes, savings, with_shares
+from agentrl.resolve.parts import (
+    cluster_plan,
+    device_of,
+    environment,
+    eval_plan,
+    evaluation_tasks,
+    flow_plan,
+    track_plan,
+    training_tasks,
+)
 from agentrl.resolve.saved import AUTO, chosen_engine, resumed_run_dir
 from agentrl.resolve.steps import Steps
+from agentrl.track.plan import TrackPlan
 
 P = TypeVar("P", bound=PlaySettings)
 
@@ -59,12 +74,14 @@ class RunPlan:
         settings: Every setting as the run has it.
         sources: Where each setting that does not have its plain default comes from; see `Steps`.
         agent: The environment, loaded.
+        device: Kind of device that engines and learner compute on.
         notes: Decisions that a person would want to know, a line each.
     """
 
     settings: TrainConfig
     sources: Mapping[str, str]
     agent: AgentSpec
+    device: Device
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -86,7 +103,7 @@ class RunPlan:
         # After the rules, so that a mistake in a flag is answered before any folder or address is looked at.
         if named:
             steps = steps.rewrite(with_directory(steps.settings))
-        agent = load_environment(steps.settings)
+        agent = environment(steps.settings)
         # The run that goes on and the environment both have a say in the engine, so it comes after them.
         steps, engine_note = _with_engine(steps, agent)
         # Memory is shared by what is known now: engine, model, optimizer.
@@ -97,7 +114,36 @@ class RunPlan:
             steps = steps.follow("machine", with_front_ends(steps.settings, host.cores))
         saved = savings(asked, steps.settings)
         notes = (engine_note, f"to fit into the GPU: {saved}" if saved else "")
-        return cls(settings=steps.settings, sources=steps.sources, agent=agent, notes=tuple(filter(None, notes)))
+        plan = cls(settings=steps.settings, sources=steps.sources, agent=agent, device=device_of(steps.settings))
+        return replace(plan, notes=tuple(filter(None, notes)))
+
+    @property
+    def cluster(self) -> ClusterPlan:
+        """What the processes of the run are made of."""
+        return cluster_plan(self.settings, self.device)
+
+    @property
+    def flow(self) -> FlowPlan:
+        """What its loops read."""
+        return flow_plan(self.settings)
+
+    @property
+    def evaluation(self) -> EvalPlan:
+        """What its evaluations read."""
+        return eval_plan(self.settings)
+
+    @property
+    def track(self) -> TrackPlan:
+        """What it shows and keeps."""
+        return track_plan(self.settings)
+
+    def tasks(self) -> tuple[TaskSource, list[Task]]:
+        """Return the tasks to train on, and those that it is evaluated on.
+
+        Raises:
+            ConfigError: If there are none, or they cannot be used.
+        """
+        return training_tasks(self.settings, self.agent), evaluation_tasks(self.settings, self.agent)
 
     def to_json(self) -> str:
         """Return the plan as ``--dry-run`` prints it and ``config.json`` holds it."""
@@ -171,6 +217,12 @@ def explicit(steps: Steps[P]) -> Steps[P]:
     if is_plugin(engine):
         steps = steps.rewrite(changed(steps.settings, engine=resolve_plugin("--engine", engine)))
     return steps.rewrite(with_absolute_paths(steps.settings))
+
+
+def with_front_ends(settings: P, cores: int) -> P:
+    """Return the settings with a number in place of ``--rollout-workers-per-engine auto`` on a machine with so many cores."""
+    workers = cluster_plan(settings).placed(cores).episodes.rollout.rollout_workers_per_engine
+    return changed(settings, rollout_workers_per_engine=workers)
 
 
 def _runtime(settings: PlaySettings) -> str:

@@ -37,11 +37,11 @@ from agentrl.env.states import make_sampling_params, make_step_state
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.conversation import Conversation, with_places
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.forks import Fork, ForkPoint, Role
 from agentrl.rollout.partners import Partner
 from agentrl.rollout.penalties import penalize
 from agentrl.rollout.recorder import Recorder
-from agentrl.rollout.settings import EpisodeSettings
 
 
 class Episode:
@@ -60,7 +60,7 @@ class Episode:
         engine: Engine,
         codec: ChatCodec,
         env: Session,
-        settings: EpisodeSettings,
+        settings: EpisodePlan,
         agents_spec: MultiAgentSpec = MultiAgentSpec(),  # noqa: B008
         sampling: Sampling | None = None,
         seeded: bool = True,
@@ -75,7 +75,7 @@ class Episode:
         self._agents = dict[str, Conversation]()
         for agent in agents_spec.agents:
             name, first = f"{self._id}-{agent}" if agent else self._id, agent == agents_spec.agents[0]
-            seed_of = turn_seed(group_request, index, settings.run.seed, "" if first else agent) if seeded else _no_seed
+            seed_of = turn_seed(group_request, index, settings.seed, "" if first else agent) if seeded else _no_seed
             own, spoken = engine, codec
             if (partner := partners.get(agent)) is not None:
                 own, spoken = partner.engine_for(partial(self._messages_of, agent), engine), partner.codec
@@ -203,7 +203,7 @@ class Episode:
     async def _reset(self) -> None:
         """Begin the episode."""
         task = self._task
-        seed = task.seed if task.seed is not None else derive_seed(self._settings.run.seed, task.id, task.epoch)
+        seed = task.seed if task.seed is not None else derive_seed(self._settings.seed, task.id, task.epoch)
         if self._agents_spec.rendered:
             task = self._task = self._rendered(task)
         start = time.perf_counter()

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import Engine
@@ -23,10 +22,10 @@ from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession
 from agentrl.rollout.program_episode import ProgramEpisode
 from agentrl.rollout.recorder import Recorder, Sample
-from agentrl.rollout.settings import EpisodeSettings
 
 WHERE = "llm.generate"
 NEW_PROMPT = "the prompt does not begin with the tokens of any context so far"
@@ -123,7 +122,7 @@ class RecordedPolicy(Policy):
         self, cls: AgentClass, task: Task, *, sampling: Mapping[str, Any], max_length: int, sampler: Sampler
     ) -> tuple[Trajectory, list[StepResult]]:
         """As `agentrl.env.openrlhf.executor.RecordingPolicy.play`; each turn gets its seed where it is recorded."""
-        settings = changed(self._settings, max_episode_tokens=0, apply_chat_template=False, overlong_buffer=0, stop_properly_penalty=None)
+        settings = self._settings.for_part()
         results: list[StepResult] = []
         source, threads = inspect.getsourcefile(cls) or cls.__module__, Threads(1)
         session = WatchedSession(EnvSession(cls, source, threads, settings.env), lambda event: _add_result(results, event))
@@ -160,7 +159,7 @@ class ExecutorEpisode(ProgramEpisode):
     """
 
     def __init__(
-        self, group_request: GroupRequest, index: int, *, engine: Engine, codec: ChatCodec, env: ExecutorSession, settings: EpisodeSettings
+        self, group_request: GroupRequest, index: int, *, engine: Engine, codec: ChatCodec, env: ExecutorSession, settings: EpisodePlan
     ) -> None:
         super().__init__(group_request, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
         self._env = env

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.core.types import GroupRequest, Prompt, Task, Turn
 from agentrl.env.session import Snapshot
 from agentrl.rollout.conversation import Conversation
-from agentrl.rollout.settings import ForkSettings
+from agentrl.rollout.episode_plan import ForkSettings
 
 FIRST_TOKENS = 16
 """Tokens at the beginning of a turn by which ``--branch-at entropy`` judges it."""

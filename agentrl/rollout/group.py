@@ -21,10 +21,10 @@ from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.episode import Episode, episode_id
+from agentrl.rollout.episode_plan import EpisodePlan, StragglerPolicy
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.forks import Role
 from agentrl.rollout.partners import Partner
-from agentrl.rollout.settings import EpisodeSettings, StragglerPolicy
 
 Trajectories: TypeAlias = tuple[Trajectory, ...]
 """The outcome of one episode: a trajectory for each of its agents."""
@@ -126,7 +126,7 @@ def make_member(
     open_session: Callable[[], Session],
     engine: Engine,
     codec: ChatCodec,
-    settings: EpisodeSettings,
+    settings: EpisodePlan,
     server: EndpointServer | None = None,
     partners: Mapping[str, Partner] = MappingProxyType({}),
     role: Role | None = None,

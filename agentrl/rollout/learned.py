@@ -15,8 +15,8 @@ from agentrl.core.types import GroupRequest, Message, Status, Trajectory, Turn, 
 from agentrl.env.images import lifted
 from agentrl.env.plan import ANSWER
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.penalties import stop_properly
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.step_rewards import with_reward, with_steps
 
 METRIC = "reward_model/"
@@ -42,7 +42,7 @@ class LearnedRewards:
     fails makes a failed episode, never a reward of 0.
     """
 
-    def __init__(self, settings: EpisodeSettings, scorers: Mapping[str, Scorer], agent: str) -> None:
+    def __init__(self, settings: EpisodePlan, scorers: Mapping[str, Scorer], agent: str) -> None:
         self._settings, self._scorers = settings, dict(scorers)
         self._weights = dict(zip(settings.reward.names, settings.reward.weights, strict=True))
         self._alone = agent == ANSWER

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, EnvError, RemoteError
 from agentrl.core.paths import past_folder
 from agentrl.core.protocols import Engine, GenerationRequest
@@ -19,9 +18,9 @@ from agentrl.core.types import Generation, GroupRequest, Message, derive_seed
 from agentrl.env.remote.completions import complete
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.partner_specs import PartnerSpec, partner_specs, past_steps
-from agentrl.rollout.settings import EpisodeSettings
 
 if TYPE_CHECKING:
     from agentrl.env.remote.http import JsonClient
@@ -74,7 +73,7 @@ class Partners:
     All episodes of a group play against the same one, drawn by the run's seed and the task, so that a resumed run draws the same.
     """
 
-    def __init__(self, settings: EpisodeSettings, make_engine: MakeEngine | None) -> None:
+    def __init__(self, settings: EpisodePlan, make_engine: MakeEngine | None) -> None:
         self._settings, self._make_engine = settings, make_engine
         self._specs = partner_specs(settings.partner)
         self._engines: OrderedDict[str, Engine] = OrderedDict()
@@ -115,7 +114,7 @@ class Partners:
     def _past(self, group_request: GroupRequest) -> tuple[int, str]:
         settings, task = self._settings, group_request.task
         steps = past_steps(group_request.version, settings.partner.partner_every, settings.partner.partner_pool)
-        step = steps[derive_seed(settings.run.seed, task.id, task.epoch, "partner") % len(steps)]
+        step = steps[derive_seed(settings.seed, task.id, task.epoch, "partner") % len(steps)]
         return step, str(past_folder(Path(settings.partner_folder), step)) if step else settings.model.model
 
     async def _model(
@@ -149,7 +148,7 @@ class Partners:
             await self._engines.pop(where).close()
 
     def _codec(self, where: str) -> ChatCodec:
-        settings = changed(self._settings, model=where)
+        settings = self._settings.with_model(where)
         tokenizer = load_tokenizer(where, trust_remote_code=settings.model.trust_remote_code)
         return make_codec(tokenizer, settings, self._engines[where].end_token_ids)
 

@@ -13,9 +13,9 @@ from agentrl.core.types import GroupRequest, Span, Status, Trajectory, Turn
 from agentrl.env.agent import StepResult
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import episode_id, guarded, turn_seed
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.penalties import penalize
 from agentrl.rollout.recorder import Context, Recorder
-from agentrl.rollout.settings import EpisodeSettings
 
 
 class ProgramEpisode(ABC):
@@ -28,13 +28,13 @@ class ProgramEpisode(ABC):
         *,
         engine: Engine,
         codec: ChatCodec,
-        settings: EpisodeSettings,
+        settings: EpisodePlan,
         tools: Callable[[], tuple[Span, ...]],
     ) -> None:
         self._group_request, self._settings, self._take_tools = group_request, settings, tools
         self._id = episode_id(group_request, index)
         self._recorder = Recorder(
-            self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(group_request, index, settings.run.seed)
+            self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(group_request, index, settings.seed)
         )
         self._result = StepResult()  # what user code returned
         self._start_s = self._called_s = time.perf_counter()

@@ -16,7 +16,7 @@ from agentrl.core.images import PlacedImage, compacted
 from agentrl.core.protocols import Engine, GenerationRequest, Structure, TokenListener
 from agentrl.core.types import FinishReason, Generation, Sampling, Turn, experts_of, ints
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,9 +79,7 @@ class Recorder:
     of a black-box agent (`agentrl.rollout.endpoint`) finds the context of each request by its messages.
     """
 
-    def __init__(
-        self, name: str, *, engine: Engine, codec: ChatCodec, settings: EpisodeSettings, seed_of: Callable[[int], int | None]
-    ) -> None:
+    def __init__(self, name: str, *, engine: Engine, codec: ChatCodec, settings: EpisodePlan, seed_of: Callable[[int], int | None]) -> None:
         self.name, self.engine, self.codec, self.settings, self._seed_of = name, engine, codec, settings, seed_of
         self._num_requests = 0
         self.contexts: list[Context] = []  # in the order in which they were opened

@@ -1,4 +1,4 @@
-"""Training tasks and evaluation tasks of a run, from its configuration."""
+"""Training tasks and evaluation tasks of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import max_positions
 from agentrl.core.tokenizers import load_tokenizer
@@ -22,46 +21,44 @@ from agentrl.env.rewards.function import judging_reward
 from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
 from agentrl.rollout.codecs import encode_prompt, make_codec
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 
 
-def open_tasks(config: PlaySettings, agent: AgentSpec) -> TaskSource:
+def open_tasks(data: DataConfig, agent: AgentSpec, *, seed: int = 0, sampling: Sampling | None = None) -> TaskSource:
     """The tasks to train on: those that ``--prompts`` names, else the environment's own, less those held out.
+
+    Args:
+        data: Where tasks are, and how many of them are held out.
+        agent: The environment.
+        seed: Seed of their order.
+        sampling: The rule by which they are drawn; `None` draws in epochs.
 
     Raises:
         ConfigError: If there are none, or they cannot be used.
     """
-    data, seed = config.data, config.run.seed
-    holdout = data.eval_size if _is_held_out(config, agent) else 0
-    options: dict[str, Any] = {"seed": seed, "shuffle": data.shuffle, "holdout": holdout, "sampling": _sampling(config)}
+    holdout = data.eval_size if _is_held_out(data, agent) else 0
+    options: dict[str, Any] = {"seed": seed, "shuffle": data.shuffle, "holdout": holdout, "sampling": sampling}
     if not data.prompts:
         return TaskSource.from_agent(agent, **options)
     return TaskSource.from_prompts(read_prompts(data.prompt_sources, prompt_format(data)), weights=data.prompt_weights, **options)
-
-
-def _sampling(config: PlaySettings) -> Sampling | None:
-    if not isinstance(config, TrainConfig) or config.flow.task_sampling == "epochs":
-        return None
-    flow = config.flow
-    return Sampling(rule=flow.task_sampling, exploration=flow.task_exploration, difficulty_key=flow.curriculum_key)
 
 
 LABEL_COLUMNS = ("answer", "solution", "ground_truth", "target", "final_answer", "expected", "output", "reference", "gold")
 """Columns that often hold the label."""
 
 
-def missing_labels(config: PlaySettings, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
+def missing_labels(data: DataConfig, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
     """Return what to say if not one of the first tasks has a label although the reward is given one, and the remedy; else `None`."""
     if not tasks or any(task.label is not None for task in tasks):
         return None
     columns = list(dict.fromkeys(name for task in tasks for name in task.metadata if name != "source"))
     likely = _likely_label(tasks[0].metadata, columns)
     reward = judging_reward(agent.load())
-    if not (reward.reads_label(columns) if reward else likely and config.data.prompts):
+    if not (reward.reads_label(columns) if reward else likely and data.prompts):
         return None  # an environment with a step of its own may need no labels, and a function may read its columns by name
     beside = f"column beside the prompt is {columns[0]}" if len(columns) == 1 else f"columns beside the prompt are {', '.join(columns)}"
     there = f"the {beside}" if columns else "there is no column beside the prompt"
-    text = f"no task has a label (--label-key {config.data.label_key}); {there if config.data.prompts else 'Task(prompt, label) sets it'}"
+    text = f"no task has a label (--label-key {data.label_key}); {there if data.prompts else 'Task(prompt, label) sets it'}"
     return text, f"Write --label-key {likely}." if likely else "Name the column with --label-key, if the reward needs labels."
 
 
@@ -71,7 +68,7 @@ def _likely_label(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     return next((path for name in LABEL_COLUMNS for path in paths if path == name or path.endswith(f".{name}")), "")
 
 
-def eval_tasks(config: PlaySettings, agent: AgentSpec) -> list[Task]:
+def eval_tasks(data: DataConfig, agent: AgentSpec, *, seed: int = 0) -> list[Task]:
     """The tasks to evaluate on, none of which `open_tasks` gives; the same ones in the same order each time.
 
     They come from ``--eval-prompts``, else from the environment's ``eval_tasks``, of each at most ``--eval-size``; else
@@ -80,18 +77,18 @@ def eval_tasks(config: PlaySettings, agent: AgentSpec) -> list[Task]:
     Raises:
         ConfigError: If there are none, or they cannot be used.
     """
-    if _is_held_out(config, agent):
-        if not config.data.eval_size:
+    if _is_held_out(data, agent):
+        if not data.eval_size:
             remedy = "Give --eval-size N to hold out N training tasks, or --eval-prompts, or write a classmethod eval_tasks()."
             raise ConfigError("--eval-size", 0, "there are no tasks to evaluate on", remedy)
-        tasks = open_tasks(config, agent).held_out
+        tasks = open_tasks(data, agent, seed=seed).held_out
     else:
-        tasks = _separate(config, agent)
+        tasks = _separate(data, agent, seed)
     return [dataclasses.replace(task, position=index) for index, task in enumerate(tasks)]
 
 
-def _is_held_out(config: PlaySettings, agent: AgentSpec) -> bool:
-    return not config.data.eval_prompts and own_tasks(agent, "eval_tasks") is None
+def _is_held_out(data: DataConfig, agent: AgentSpec) -> bool:
+    return not data.eval_prompts and own_tasks(agent, "eval_tasks") is None
 
 
 def prompt_format(data: DataConfig) -> PromptFormat:
@@ -106,9 +103,8 @@ def prompt_format(data: DataConfig) -> PromptFormat:
     )
 
 
-def _separate(config: PlaySettings, agent: AgentSpec) -> list[Task]:
+def _separate(data: DataConfig, agent: AgentSpec, seed: int) -> list[Task]:
     """Tasks that have nothing to do with those trained on."""
-    data = config.data
     loaded: Iterable[Task]
     if data.eval_prompts:
         origin = data.eval_prompts
@@ -127,14 +123,14 @@ def _separate(config: PlaySettings, agent: AgentSpec) -> list[Task]:
         return tasks
     if len(tasks) == limit:
         return tasks[: data.eval_size]
-    chosen = random.Random(derive_seed(config.run.seed, "eval")).sample(range(len(tasks)), data.eval_size)
+    chosen = random.Random(derive_seed(seed, "eval")).sample(range(len(tasks)), data.eval_size)
     return [tasks[index] for index in sorted(chosen)]
 
 
 TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 32
 
 
-def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_len: int) -> None:
+def check_prompts(settings: EpisodePlan, tasks: Sequence[Task], max_model_len: int) -> None:
     """Check that the tasks' own prompts leave room to answer; what an environment's `reset` returns is not known yet.
 
     A token stands for one byte at least, so prompts with fewer bytes than the context has tokens need no tokenizer; it is loaded, and with
@@ -163,18 +159,10 @@ def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_le
 HUB_TIMEOUT_S = 5
 
 
-def check_model(config: PlaySettings) -> None:
-    """Check that ``--model`` can be found: a directory, in the cache of the hub, or on the hub, which is asked once.
+def check_model(model: str, flag: str = "--model") -> None:
+    """Check that the model which `flag` names can be found: a directory, in the cache of the hub, or on the hub, which is asked once.
 
-    Raises:
-        ConfigError: If it cannot.
-    """
-    if not config.run.ray_address:  # a cluster's machines have folders of their own
-        check_model_name(config.model.model)
-
-
-def check_model_name(model: str, flag: str = "--model") -> None:
-    """Check that the model which `flag` names can be found, as `check_model` does; "" is the bundled one.
+    "" is the bundled model.
 
     Raises:
         ConfigError: If it cannot.
@@ -207,7 +195,7 @@ def context_length(model: str) -> int:
     return max_positions(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else 0
 
 
-def _most_tokens(task: Task, settings: EpisodeSettings) -> int:
+def _most_tokens(task: Task, settings: EpisodePlan) -> int:
     messages = 1 if isinstance(task.prompt, str) else len(task.prompt)
     return _num_bytes(task.prompt) + _num_bytes(settings.data.system_prompt) + MESSAGE_TOKENS * messages + TEMPLATE_TOKENS
 

@@ -31,6 +31,7 @@ from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.forks import Forks, Role
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.group_rewards import GroupRewards
@@ -39,7 +40,6 @@ from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.partners import MakeEngine, Partner, Partners
 from agentrl.rollout.plan import EndpointConfig
 from agentrl.rollout.records import group_records
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.teachers import MakeTeacher, Teachers
 
 TICK_S = 0.1
@@ -183,7 +183,7 @@ class EpisodeWorker:
         self,
         engine: Engine,
         agent: AgentSpec,
-        settings: EpisodeSettings,
+        settings: EpisodePlan,
         fit_parser: Callable[[ChatCodec, EndpointConfig], str] | None = None,  # gives the codec a parser of answers other than JSON
         scorers: Mapping[str, Scorer] | None = None,  # reward models by name, which the caller closes
         partner_engine: MakeEngine | None = None,  # makes the engines of partners that are models

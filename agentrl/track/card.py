@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from agentrl.config.mapping import flattened
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import complete_file
 from agentrl.track.recorders import launch
@@ -43,7 +42,7 @@ def card(config: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any], st
         summary: What ``summary.json`` holds.
         started: The launch, as in ``launches.jsonl``.
     """
-    settings = flattened(config)
+    settings = {name: value for section in config.values() for name, value in section.items()}
     base, adapter = str(settings["model"]), bool(settings["lora_rank"])
     named = base.count("/") == 1 and not Path(base).exists() and not base.startswith((".", "/", "~"))
     front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}

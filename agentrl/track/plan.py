@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from agentrl.core.recording import RecordBudget
 from agentrl.core.settings import Alias, Positive, ResumeMayChange, UserFile
 
 Record = Literal["none", "sample", "all"]
@@ -56,3 +57,41 @@ class RecordConfig:
     push_to_hub: str = ""
     """Repository ``ORGANISATION/NAME`` that the final policy is uploaded to, on the Hugging Face hub or the one at ``HF_ENDPOINT``; it is
     made, private, if there is none. Needs a token (``HF_TOKEN``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackPlan:
+    """What a run shows and keeps: sections as they are, and values of others.
+
+    Attributes:
+        track: Section with the metrics.
+        record: Section with the records and the model.
+        num_steps: Steps of the run.
+        n_samples_per_prompt: Episodes of a group.
+        compares_groups: True if the estimator compares the episodes of a group.
+        max_new_tokens: Tokens of a turn at most.
+        max_turns: Turns of an episode at most.
+        max_episode_tokens: Tokens of an episode at most; 0: the context decides.
+        max_model_len: Context length that engines are asked for; 0: their own choice.
+    """
+
+    track: TrackConfig = field(default_factory=TrackConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
+    num_steps: int
+    n_samples_per_prompt: int
+    compares_groups: bool = False
+    max_new_tokens: int = 0
+    max_turns: int = 0
+    max_episode_tokens: int = 0
+    max_model_len: int = 0
+
+    def record_budget(self) -> RecordBudget:
+        """Return the account of a run's records, of which there are none yet."""
+        record, samples = self.record.record, self.n_samples_per_prompt
+        return RecordBudget(
+            samples=samples,
+            least=num_recorded(record, samples),
+            budget_bytes=self.record.record_mib * MIB if record == "budget" else 0.0,
+            num_steps=self.num_steps,
+            episode_bytes=RECORD_BYTES + TOKEN_BYTES * self.max_new_tokens,
+        )

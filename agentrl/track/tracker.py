@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -14,15 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.algo.estimators import estimator_facts
-from agentrl.config.mapping import to_json
-from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import METHODS, Callback, Event, MetricsRow, RunBegin, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
 from agentrl.core.recording import RecordBudget
 from agentrl.track.callbacks import CallbackLike, UserCallbacks
 from agentrl.track.console import make_display, open_console
 from agentrl.track.display import Display
+from agentrl.track.plan import TrackPlan
 from agentrl.track.sinks import open_sinks
 from agentrl.track.summary import SummaryBuilder, print_summary, write_summary
 
@@ -210,8 +207,10 @@ class RunTracker:
         """Emit a warning that the run cannot learn; the summary repeats it."""
         self._diagnosis.add(warning)
 
-    async def begin(self, config: TrainConfig, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+    async def begin(self, settings: Mapping[str, Any], rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """Tell that the run begins, or goes on after the `rows` of ``metrics.jsonl``, which the summary includes.
+
+        `settings` are those of the run by section, in JSON's own types.
 
         Raises:
             CallbackError: If a callback failed.
@@ -220,7 +219,7 @@ class RunTracker:
         for row in rows:
             self._summary.add(row)
             step = int(row["step"])
-        await self.notify(RunBegin(config=json.loads(to_json(config)), run_dir=self._run_dir, resumed=step > 0, step=step))
+        await self.notify(RunBegin(config=settings, run_dir=self._run_dir, resumed=step > 0, step=step))
 
     async def notify(self, event: Event) -> None:
         """Tell every callback of an event; the end of a step is followed by its complete metrics.
@@ -288,24 +287,20 @@ class RunTracker:
             await self._users.tell(event)
 
 
-def diagnosis_of(config: TrainConfig, emit: Callable[[RunWarning], None] = lambda warning: None) -> Diagnosis:
-    """Return the diagnosis of a run with this configuration."""
+def diagnosis_of(plan: TrackPlan, emit: Callable[[RunWarning], None] = lambda warning: None) -> Diagnosis:
+    """Return the diagnosis of a run."""
+    limits = {"--max-episode-tokens": plan.max_episode_tokens, "--max-model-len": plan.max_model_len}
     return Diagnosis(
-        compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
-        max_new_tokens=config.rollout.max_new_tokens,
-        max_turns=config.rollout.max_turns,
-        context=_context_flag(config),
+        compares_groups=plan.compares_groups,
+        max_new_tokens=plan.max_new_tokens,
+        max_turns=plan.max_turns,
+        context=next((f"{flag} (now {value})" for flag, value in limits.items() if value), ""),
         emit=emit,
     )
 
 
-def _context_flag(config: TrainConfig) -> str:
-    limits = {"--max-episode-tokens": config.rollout.max_episode_tokens, "--max-model-len": config.engine.max_model_len}
-    return next((f"{flag} (now {value})" for flag, value in limits.items() if value), "")
-
-
 def open_tracker(
-    config: TrainConfig,
+    plan: TrackPlan,
     run_dir: Path,
     *,
     title: str,
@@ -313,16 +308,16 @@ def open_tracker(
     ask_stop: Callable[[str], None] = lambda reason: None,
     console: Console | None = None,
 ) -> RunTracker:
-    """Open the tracker that `config` asks for, with the callbacks of the user; a missing `run_dir` is made.
+    """Open the tracker of a run, with the callbacks of the user; a missing `run_dir` is made.
 
     Raises:
         ConfigError: If a service is asked for whose package is not installed.
     """
     console = console or open_console()
     run_dir.mkdir(parents=True, exist_ok=True)
-    records = config.record_budget()
-    sinks = open_sinks(run_dir, config.track, config.record.record, records)
-    display = make_display(config.training.num_steps, title=title, console=console)
-    users = UserCallbacks(callbacks, timeout_s=config.record.callback_timeout_s, ask_stop=ask_stop)
-    diagnosis = diagnosis_of(config, lambda warning: display.warn(f"{warning.text}. {warning.remedy}"))
+    records = plan.record_budget()
+    sinks = open_sinks(run_dir, plan.track, plan.record.record, records)
+    display = make_display(plan.num_steps, title=title, console=console)
+    users = UserCallbacks(callbacks, timeout_s=plan.record.callback_timeout_s, ask_stop=ask_stop)
+    diagnosis = diagnosis_of(plan, lambda warning: display.warn(f"{warning.text}. {warning.remedy}"))
     return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis, records=records)

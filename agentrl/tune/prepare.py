@@ -11,7 +11,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.process import without_collections
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.rollout.images import ImageReader, open_reader
-from agentrl.rollout.tasks import check_model_name
+from agentrl.rollout.tasks import check_model
 from agentrl.rollout.template import ChatTemplate
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.data import Examples, epoch_size
@@ -55,7 +55,7 @@ def check_models(config: TuneConfig) -> None:
         ConfigError: If not.
     """
     for flag, name in named_models(config):
-        check_model_name(name, flag)
+        check_model(name, flag)
     if teacher := getattr(config.method, "teacher", ""):
         check_teacher(teacher, model_path(config), trust_remote_code=config.model.trust_remote_code)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from agentrl.core.settings import Count, CountOrZero, NonNegative, Positive, ResumeMayChange
@@ -40,3 +42,41 @@ class WeightsConfig:
     def sleeps(self) -> bool:
         """True if engines and learner take turns on the GPUs that they share."""
         return self.colocate and self.sleep_level > 0
+
+
+def never(step: int) -> bool:
+    """Return False: no engine asks for the weights of a step again."""
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SenderPlan:
+    """How a learner rank sends weights.
+
+    Attributes:
+        transport: ``shm``, ``nccl`` or ``ipc``.
+        folder: Folder for files with weights; `None` stands for shared memory.
+        held: Says of a step whether its files are kept until the engines for evaluations have read them.
+        bucket_bytes: Bytes that move at once in a group of processes.
+        timeout_s: Deadline of a publication, seconds.
+        workers: GPUs of one engine.
+        adapter: The adapter that is sent alone; `None` if whole weights are.
+    """
+
+    transport: Literal["shm", "nccl", "ipc"] = "shm"
+    folder: Path | None = None
+    held: Callable[[int], bool] = never
+    bucket_bytes: int = 0
+    timeout_s: float = 300.0
+    workers: int = 1
+    adapter: AdapterPlan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterPlan:
+    """A low-rank adapter on its way: its rank, the factor of its scale, and how many versions of it are kept."""
+
+    rank: int
+    alpha: int
+    rslora: bool
+    kept: int

@@ -19,6 +19,7 @@ from agentrl.core.errors import WeightSyncError
 from agentrl.core.files import owned_directory, remove_abandoned
 from agentrl.core.operating_system import memory_root
 from agentrl.core.protocols import Membership, WeightUpdate
+from agentrl.weights.plan import never
 
 NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]
 """Checkpoint names and tensors; a tensor needs to be valid only until the next one is asked for. It may be gone over more than once."""
@@ -52,11 +53,6 @@ class WeightSender(Protocol):
 
     def close(self) -> None:
         """Release what is held for engines; safe to call twice."""
-
-
-def never(version: int) -> bool:
-    """Name no version to be held."""
-    return False
 
 
 class SharedMemorySender:

@@ -18,8 +18,8 @@ from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.resolve.commands import load_config
+from agentrl.resolve.parts import cluster_plan, flow_plan
 from agentrl.rollout.tasks import open_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -82,14 +82,19 @@ def run(flags: Sequence[str], agent: Path = ARITHMETIC, *, evaluate: int = 0) ->
 async def _run(flags: Sequence[str], agent: Path, evaluate: int) -> Trained:
     config = load_config(["--agent", str(agent), "--runtime", "local", "--record", "none", *flags])
     rows = Rows()
-    runtime = make_runtime(config, rows.on_stage)
+    runtime = make_runtime(cluster_plan(config), rows.on_stage)
     try:
         await runtime.start()
         tasks = open_tasks(config, load_agent(config.run.agent))
         pool = RolloutPool({"engine-0": runtime.workers[0]})
         start = time.perf_counter()
         result = await train(
-            settings=flow_settings(config), pool=pool, learner=runtime.learner, tasks=tasks, observer=rows, keep=group_filter(config)
+            settings=flow_plan(config),
+            pool=pool,
+            learner=runtime.learner,
+            tasks=tasks,
+            observer=rows,
+            keep=flow_plan(config).group_filter(),
         )
         seconds = time.perf_counter() - start
         evaluation = await _evaluate(pool, tasks, result.steps, evaluate) if evaluate else math.nan

@@ -33,9 +33,9 @@ from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import AgentSpec
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.observers import SampleEvent, WatchedEngine
 from agentrl.rollout.plan import ModelConfig
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 
 GROUP = 8
@@ -133,7 +133,7 @@ async def compare(engine: VllmEngine, other: VllmEngine, workload: Workload, *, 
             requests.append(event.request)
 
     agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__)
-    settings = changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=workload.sampling.max_tokens)
+    settings = changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=workload.sampling.max_tokens)
     tasks = agent.load().tasks()  # type: ignore[union-attr]
     group_requests = [GroupRequest(group_id=i, task=tasks[i], n_samples_per_prompt=GROUP, version=0) for i in range(episodes // GROUP)]
     watched, worker = EpisodeWorker(WatchedEngine(engine, record, at_once), agent, settings), EpisodeWorker(engine, agent, settings)

@@ -24,10 +24,10 @@ from agentrl.env.black_box import BlackBoxSession
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 from tests.scripted_engine import ScriptedEngine
 
-SETTINGS = changed(EpisodeSettings(), max_new_tokens=32)
+SETTINGS = changed(EpisodePlan(), max_new_tokens=32)
 ANSWER = [*range(20, 40), 1]
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from agentrl import BlackBoxAgent, ModelEndpoint, Task
 from agentrl.assets import tiny_model_path
-from agentrl.cluster.build import engine_settings
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.process import collect_rarely
@@ -28,10 +27,10 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest
 from agentrl.engine.settings import prepare_environment
 from agentrl.env.black_box import BlackBoxSession
+from agentrl.resolve.parts import engine_plan, episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
-from agentrl.rollout.settings import episode_settings
 from tests.scripted_engine import ScriptedEngine
 
 CONFIG = changed(TrainConfig(), model=str(tiny_model_path()), max_new_tokens=48, max_requests=100_000, max_model_len=1024, kv_cache_gib=0.5)
@@ -41,7 +40,7 @@ STEP_S = 0.02
 
 def engine_of(kind: str) -> Engine:
     """Return an engine that is not started."""
-    settings = engine_settings(CONFIG, 0)
+    settings = engine_plan(CONFIG, "cpu")
     prepare_environment(settings.device)
     if kind == "transformers":
         from agentrl.engine.transformers_engine import TransformersEngine
@@ -113,7 +112,7 @@ async def run(streams: int, kind: str) -> dict[str, float]:
 
     engine: Any = engine_of(kind)
     await engine.start()
-    settings = episode_settings(CONFIG, CONFIG.model.model)
+    settings = episode_plan(CONFIG).with_model(CONFIG.model.model)
     codec = ChatCodec(load_tokenizer(CONFIG.model.model), end_token_ids=engine.end_token_ids)
     generate = noted.generate(engine)
     watched = type("Watched", (type(engine),), {"generate": lambda self, request: generate(request), "__slots__": ()})

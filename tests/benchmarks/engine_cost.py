@@ -26,8 +26,8 @@ from agentrl.core.types import GroupRequest
 from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.env.load import load_agent
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import ENVS
 
@@ -71,7 +71,7 @@ async def measure(
 ) -> dict[str, list[float]]:
     """Return CPU seconds of each repetition by engine, the first one left out."""
     agent = load_agent(workload.agent)
-    settings = changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=workload.new_tokens, max_turns=16)
+    settings = changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=workload.new_tokens, max_turns=16)
     tasks = list(itertools.islice(itertools.cycle(agent.load().tasks()), GROUPS))  # type: ignore[union-attr]
     requests = [GroupRequest(group_id=i, task=task, n_samples_per_prompt=SAMPLES, version=0) for i, task in enumerate(tasks)]
     workers = {name: EpisodeWorker(engine, agent, settings) for name, engine in started.items()}

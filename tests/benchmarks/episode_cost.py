@@ -30,7 +30,7 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, GroupRequest, Task
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine
 
@@ -105,7 +105,7 @@ async def _started(waits: list[list[float]]) -> tuple[EpisodeWorker, list[GroupR
     codec = ChatCodec(load_tokenizer(str(tiny_model_path())))
     answer = codec.encode_text('{"action": "open", "door": "left"} I take the left door.<|end|>')
     engine = ScriptedEngine(answer=lambda request: answer, max_model_len=2048, requests=deque(maxlen=1))  # type: ignore[arg-type]
-    settings = changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=64)
+    settings = changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=64)
     worker = EpisodeWorker(engine, AGENT, settings)
     await worker.start()
     tasks = [Task("Find the way out.", id=str(number)) for number in range(len(waits) // GROUP)]

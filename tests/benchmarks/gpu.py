@@ -32,8 +32,8 @@ from agentrl.learner.attention import KERNELS, Costs, register
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.trees import one_row_bundles, share_prefixes
-from agentrl.sizing.memory import CONTEXT, learner_parts
-from agentrl.sizing.speed import pass_flops
+from agentrl.resolve.sizing.memory import CONTEXT, learner_parts
+from agentrl.resolve.sizing.speed import pass_flops
 from tests.benchmarks._gpu_checks import WHOLE, Found, demo, doctor, findings
 from tests.benchmarks.balance import answer
 from tests.benchmarks.learner_memory import PeakMemory, micro_batch

@@ -34,9 +34,10 @@ from agentrl.env.load import AgentSpec, load_agent
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.settings import FlowSettings, flow_settings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.resolve.commands import load_config
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.resolve.parts import cluster_plan, flow_plan
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from tests.benchmarks._runs import Rows
@@ -107,7 +108,7 @@ class Pair:
         return self.gain / self.bound
 
 
-def stretch(settings: FlowSettings, rows: Sequence[Row]) -> Stretch:
+def stretch(settings: FlowPlan, rows: Sequence[Row]) -> Stretch:
     """Means over the steps between filling and draining the pipeline, given those with their metrics."""
     first, last = SETTLING + settings.max_staleness, len(rows) - 1 - settings.max_staleness
     counted = rows[first : last + 1]
@@ -143,7 +144,7 @@ class Rig:
     def __init__(self, flags: Sequence[str]) -> None:
         config = load_config(["--runtime", "ray", "--record", "none", *flags])
         self.config = config if config.engine.engine != "auto" else changed(config, engine=settled_engine(config)[0])
-        self._runtime = make_runtime(self.config, lambda stage: None)
+        self._runtime = make_runtime(cluster_plan(self.config), lambda stage: None)
         self._tasks = iter(open_tasks(self.config, load_agent(self.config.run.agent)))
         self._progress = Progress()
 
@@ -163,7 +164,7 @@ class Rig:
     async def run(self, max_staleness: int, num_steps: int) -> Stretch:
         """Train so many steps more."""
         begin, rows = self._progress, Rows()
-        settings = changed(flow_settings(self.config), max_staleness=max_staleness, num_steps=begin.step + num_steps)
+        settings = changed(flow_plan(self.config), max_staleness=max_staleness, num_steps=begin.step + num_steps)
         learner: Learner = self._runtime.learner
         result = await train(settings=settings, pool=self._pool, learner=learner, tasks=self._tasks, observer=rows, progress=begin)
         groups = result.counts.trained
@@ -285,7 +286,7 @@ async def scripted_stretch(max_staleness: int, train_s: float, num_steps: int) -
     )
     engine = SeatedEngine(seats=16 * 8, token_s=0.01, load_s=0.03)
     agent = AgentSpec("tests.benchmarks._environments:Talk", "", "Talk", __file__)
-    worker = EpisodeWorker(engine, agent, changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=16))
+    worker = EpisodeWorker(engine, agent, changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=16))
     await worker.start()
     rows = Rows()
     try:

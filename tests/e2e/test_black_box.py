@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.cluster.build import engine_settings
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
@@ -22,9 +21,9 @@ from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import collate
+from agentrl.resolve.parts import engine_plan, episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.observers import WatchedEngine
-from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import succeeded, train
 from tests.e2e.tool_agent import FORMS, Asks, model_with_tools
@@ -69,7 +68,7 @@ def test_a_two_turn_agent_on_an_sdk_learns(form: type[Asks], model: Path, tmp_pa
 @pytest.mark.parametrize("kind", [TransformersEngine, VllmEngine], ids=["transformers", "vllm"])
 async def test_streams_record_exactly_what_is_recorded_without_them(kind: Any, model: Path) -> None:
     config = changed(TrainConfig(), model=str(model), max_new_tokens=32, max_model_len=512, kv_cache_gib=0.1)
-    engine = kind(engine_settings(config, 0))
+    engine = kind(engine_plan(config, "cpu"))
     told: list[int] = []
     generate = engine.generate
 
@@ -83,7 +82,7 @@ async def test_streams_record_exactly_what_is_recorded_without_them(kind: Any, m
     played: dict[str, list[Any]] = {}
     await engine.start()
     for form in FORMS:
-        worker = EpisodeWorker(Unclosed(engine), load_agent(f"{FILE}:{form.__name__}"), episode_settings(config, str(model)))
+        worker = EpisodeWorker(Unclosed(engine), load_agent(f"{FILE}:{form.__name__}"), episode_plan(config).with_model(str(model)))
         await worker.start()
         tasks = list(form.tasks())[:2]
         told.clear()
@@ -138,10 +137,10 @@ async def test_64_episodes_at_once_keep_apart_and_have_the_bits_of_the_engine(
     form: type[Asks], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = changed(TrainConfig(), model=str(model), max_new_tokens=32, max_model_len=512, kv_cache_gib=0.1)
-    engine = Kept(engine_settings(config, 0))
+    engine = Kept(engine_plan(config, "cpu"))
     agent = load_agent(f"{FILE}:{form.__name__}")
     monkeypatch.setattr(agent.load(), "together", asyncio.Barrier(64))
-    worker = EpisodeWorker(engine, agent, episode_settings(config, str(model)))
+    worker = EpisodeWorker(engine, agent, episode_plan(config).with_model(str(model)))
     tasks = list(form.tasks())[::5][:8]
     await worker.start()
     try:

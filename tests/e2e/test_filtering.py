@@ -17,9 +17,8 @@ from agentrl.core.types import Group
 from agentrl.env.load import load_agent
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.resolve.commands import load_config
-from agentrl.rollout.settings import episode_settings
+from agentrl.resolve.parts import episode_plan, flow_plan
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import succeeded
 from tests.e2e.runs import train as run_command
@@ -92,19 +91,19 @@ async def filtered(folder: Path, *flags: str, count: int | None = None) -> Filte
     (folder / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
     common = ("--dynamic-filtering", "--groups-per-step", "4", "--n-samples-per-prompt", "4")
     config = load_config(["--agent", str(folder / "env.py"), *common, *flags])
-    settings = episode_settings(config, str(folder / "model"))
+    settings = episode_plan(config).with_model(str(folder / "model"))
     engine = ScriptedEngine(answer=answer, delay=lambda request: random.Random(request.request_id).random() / 100)
     worker = EpisodeWorker(engine, load_agent(config.run.agent), settings)
     learner, observer = KeepingLearner(train_s=lambda step: 0.005), Recorder()
     await worker.start()
     try:
         result = await train(
-            settings=flow_settings(config),
+            settings=flow_plan(config),
             pool=RolloutPool({"engine-0": worker}),
             learner=learner,
             tasks=tasks(count),
             observer=observer,
-            keep=group_filter(config),
+            keep=flow_plan(config).group_filter(),
         )
     finally:
         await worker.close()

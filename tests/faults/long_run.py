@@ -29,10 +29,9 @@ from agentrl.env.load import load_agent
 from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.flow.worker_slots import Supervision
 from agentrl.resolve.commands import load_config
-from agentrl.rollout.settings import episode_settings
+from agentrl.resolve.parts import episode_plan, flow_plan, track_plan
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.tracker import RunTracker, open_tracker
@@ -114,7 +113,7 @@ async def main(folder: Path, steps: int) -> None:
 
     async def worker() -> EpisodeWorker:
         engine = ScriptedEngine(requests=deque(maxlen=10), updates=deque(maxlen=10))  # type: ignore[arg-type]
-        made = EpisodeWorker(engine, agent, episode_settings(config, config.model.model))
+        made = EpisodeWorker(engine, agent, episode_plan(config).with_model(config.model.model))
         await made.start()
         return made
 
@@ -122,16 +121,16 @@ async def main(folder: Path, steps: int) -> None:
         return await worker()
 
     learner = Learner()
-    tracker = open_tracker(config, folder / "run", title="long")
+    tracker = open_tracker(track_plan(config), folder / "run", title="long")
     watch = Watch(tracker)
     pool = RolloutPool({f"engine-{i}": await worker() for i in range(ENGINES)}, Supervision(respawn=respawn, check_every_s=0.2))
     result = await train(
-        settings=flow_settings(config),
+        settings=flow_plan(config),
         pool=pool,
         learner=learner,  # type: ignore[arg-type]
         tasks=open_tasks(config, agent),
         observer=watch,  # type: ignore[arg-type]
-        keep=group_filter(config),
+        keep=flow_plan(config).group_filter(),
         checkpoints=Checkpoints(folder / "run", learner, every=20, num_steps=steps, keep=2, config=to_json(config)),  # type: ignore[arg-type]
     )
     await pool.close()

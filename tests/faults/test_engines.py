@@ -19,7 +19,7 @@ from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import load_agent
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.worker_slots import Supervision
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
@@ -158,9 +158,7 @@ class Play:
     """A run on mortal workers, and the workers that were started in their place."""
 
     workers: list[Mortal]
-    settings: FlowSettings = field(
-        default_factory=lambda: flow_of(num_steps=40, groups_per_step=4, n_samples_per_prompt=2, max_staleness=2)
-    )
+    settings: FlowPlan = field(default_factory=lambda: flow_of(num_steps=40, groups_per_step=4, n_samples_per_prompt=2, max_staleness=2))
     made: list[Mortal] = field(default_factory=list)
     observer: Recorder = field(default_factory=Recorder)
     learner: ScriptedLearner = field(default_factory=ScriptedLearner)

@@ -70,12 +70,13 @@ def test_a_cluster_that_refuses_the_token_is_one_error(tmp_path: Path, saw: Saw)
 
 PLACING = """
 import asyncio, sys
+from agentrl.resolve.parts import cluster_plan
 from agentrl.cluster.ray_runtime import RayRuntime
 from agentrl.resolve.commands import load_config
 
 async def main():
     config = load_config(["--agent", "module:Name", *sys.argv[1:]])
-    runtime = RayRuntime(config, lambda stage: print("stage:", stage, flush=True))
+    runtime = RayRuntime(cluster_plan(config), lambda stage: print("stage:", stage, flush=True))
     runtime._create_actors = lambda placement, gpus: sys.exit(f"placed on {gpus} GPUs")
     try:
         await runtime.start()

@@ -65,12 +65,32 @@ def _decided(engine: Any) -> Any:
     return Either(("vllm", "transformers", "auto")) if engine == "auto" else engine
 
 
+def _of_a_cluster(decided: Any) -> Any:
+    # The driver of a joined cluster tried the kernels of its own device, not those of the learner.
+    on_gpus = {"cpu": "cuda", "sdpa": ["varlen", "sdpa"]}.get(decided[0] if isinstance(decided, list) else decided)
+    return decided if on_gpus is None else Either((decided, on_gpus))
+
+
 def without_sources(lines: Any) -> Any:
     """Return the lines of ``--dry-run`` without those that name sources, which were said otherwise or not at all."""
     return [line for line in lines if not line.startswith(SOURCES)] if isinstance(lines, list) else lines
 
 
 SOURCES = ("agentrl: not the defaults: ", "agentrl: known once the cluster is joined: ")
+PLAYED = ("worker", "joined.worker", "evaluations", "serve", "play")
+"""Parts that had the sections of the environment and of the engine whole, and read a value or two of them."""
+LOOPS = {
+    "run/stall_timeout_s": "stall_timeout_s",
+    "sampling/n_samples_per_prompt": "n_samples_per_prompt",
+    "engine/num_engines": "num_engines",
+    "rollout/max_concurrent_episodes": "max_concurrent_episodes",
+    "reward/normalize_reward": "normalizes_rewards",
+}
+"""Values of other sections that the loops read."""
+NOT_OF_LOOPS = (
+    *("run", "data", "model", "rollout", "images", "reward", "penalty", "partner", "isolation", "sandbox", "endpoint", "engine"),
+    *("sampling", "weights", "learner", "lora", "eval", "track", "record"),
+)
 RESOLVED = ("engine", "learner", "rollout", "weights")
 MOVES: tuple[Moved | Removed | Added, ...] = (
     *(
@@ -83,10 +103,28 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Added("*/rollout/num_front_ends", "a property of the settings of rollouts"),
     Moved("dry_run/errors", "dry_run/errors", without_sources),
     Moved("config/engine/engine", "config/engine/engine", _decided),
+    Moved("received/evaluations/*/settings/run/stall_timeout_s", "received/evaluations/*/settings/stall_timeout_s"),
+    Moved("received/evaluations/*/settings/engine/num_engines", "received/evaluations/*/settings/num_engines"),
+    *(Moved(f"received/{part}/*/settings/run/seed", f"received/{part}/*/settings/seed") for part in PLAYED),
+    *(Moved(f"received/{part}/*/settings/engine/max_num_seqs", f"received/{part}/*/settings/max_num_seqs") for part in PLAYED),
+    *(Removed(f"received/{part}/*/settings/{each}/*", "nothing reads it there") for part in PLAYED for each in ("run", "engine")),
+    *(Moved(f"received/flow/*/settings/{old}", f"received/flow/*/settings/{new}") for old, new in LOOPS.items()),
+    *(Removed(f"received/flow/*/settings/{each}/*", "no loop reads it") for each in NOT_OF_LOOPS),
+    Added("*/training/evaluates", "a property of the settings of training"),
+    Added("*/engine/name", "a property of the settings of engines"),
+    Added("*/settings/dtype", "a property of the settings of the learner"),
+    Added("*/settings/most_workers", "a property of the plan of the loops"),
+    Added("*/settings/as_messages", "what a reward model is asked is a part of its settings"),
+    Added("*/settings/places", "was computed for each sandbox; it stays in sandbox_choice"),
+    Moved("received/proof/*/device", "received/proof/*/device", _of_a_cluster),
+    Moved("received/proof/*/kernels", "received/proof/*/kernels", _of_a_cluster),
     Moved("received/*/settings/engine/engine", "received/*/settings/engine/engine", _decided),
 )
 """Fields that are elsewhere now; every other one is where it was."""
-DROPPED: tuple[Dropped, ...] = (Dropped("resume on a cpu", "was refused; what a machine decided is decided again"),)
+DROPPED: tuple[Dropped, ...] = (
+    Dropped("resume on a cpu", "was refused; what a machine decided is decided again"),
+    Dropped("sample run", "was refused because of the setting resume, which training has too"),
+)
 """Cases that are recorded no more."""
 
 

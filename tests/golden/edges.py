@@ -5,6 +5,7 @@ A change that moves one of these names changes this file, and nothing else of th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pkgutil import resolve_name
@@ -91,9 +92,10 @@ def _training(recording: Recording) -> Iterator[AbstractContextManager[Any]]:
     from agentrl.api.background import run_until_signal
     from agentrl.certify.before import kernels_of
 
-    async def refuse_wrong(config: Any, model: str, device: Any) -> None:
-        decided = {"kernels": kernels_of(config.learner, device), "asked": config.training.certify and not config.training.resume}
-        recording.add("proof", {"model": model, "device": device, **decided})
+    async def refuse_wrong(plan: Any, cluster: Any) -> None:
+        run, learner = plan.settings.training, cluster.learner
+        decided = {"kernels": kernels_of(learner.learner, learner.device), "asked": run.certify and not run.resume}
+        recording.add("proof", {"model": learner.model, "device": learner.device, **decided})
 
     async def rehearse(config: Any, task: Any) -> str:
         recording.add("rehearsal", {"task": task.id})
@@ -113,7 +115,7 @@ def _training(recording: Recording) -> Iterator[AbstractContextManager[Any]]:
         recording.add("resumed", {"step": self.progress.step, "checkpoint": self.checkpoint, "copy": self.copy and self.copy.step})
         return self.checkpoint
 
-    yield patch("agentrl.api.training.refuse_wrong", refuse_wrong)
+    yield patch("agentrl.api.training._refuse_wrong", refuse_wrong)
     yield patch("agentrl.api.training.rehearse", rehearse)
     yield patch("agentrl.api.training.check_prompts", check_prompts)
     yield patch("agentrl.api.training._check_teachers", check_teachers)
@@ -137,28 +139,34 @@ def _loops(recording: Recording, deaths: Iterator[bool]) -> Callable[..., Any]:
 
     async def run_loops(run: Any, stop: Any, report: Any) -> None:
         _record_loops(recording, run)
-        training = run.settings.training
-        if run.checkpoints is not None and training.save_every:
-            async with run.checkpoints.saving(Progress(step=min(training.num_steps, run.first_step + training.save_every))):
+        training, steps = run.groups.settings.training, run.steps
+        if steps.checkpoints is not None and training.save_every:
+            async with steps.checkpoints.saving(Progress(step=min(training.num_steps, steps.first + training.save_every))):
                 pass
         if next(deaths, False):
             raise LearnerDeadError("learner-0 is gone")
-        if run.settings.record.save_model:
-            await run.learner.save_model(str(training.run_dir / "model"))
+        if json.loads(steps.checkpoints._config)["record"]["save_model"]:
+            await steps.learner.save_model(str(training.run_dir / "model"))
         await _join(recording, run.pool)
-        run.live.advance(training.num_steps)
-        run.last_step_groups = run.settings.flow.groups_per_step
+        run.weights.live.advance(training.num_steps)
+        steps.last_groups = run.groups.settings.flow.groups_per_step
 
     return run_loops
 
 
 def _record_loops(recording: Recording, run: Any) -> None:
     """Record what the loops would begin with."""
-    maker, health = run.settings.group_requests(), run.health
-    sizes = {"capacity": run.slots.capacity, "total": run.slots.total, "max_staleness": run.queue.max_staleness}
-    sizes |= {"groups": run.queue.count, "oversampled": run.queue.oversampled, "window": health._verdicts.maxlen}
-    received = {"requests": maker.keywords, "sizes": sizes, "filter": run.keep, "hooks": [type(hook).__name__ for hook in run.after_step]}
-    recording.add("flow", {**received, "settings": run.settings, "learner": type(run.learner).__name__, "first_step": run.first_step})
+    groups, steps = run.groups, run.steps
+    maker, health = groups.settings.group_requests(), groups.health
+    sizes = {"capacity": groups.slots.capacity, "total": groups.slots.total, "max_staleness": groups.queue.max_staleness}
+    sizes |= {"groups": groups.queue.count, "oversampled": groups.queue.oversampled, "window": health._verdicts.maxlen}
+    received = {
+        "requests": maker.keywords,
+        "sizes": sizes,
+        "filter": groups.keep,
+        "hooks": [type(hook).__name__ for hook in steps.after_step],
+    }
+    recording.add("flow", {**received, "settings": groups.settings, "learner": type(steps.learner).__name__, "first_step": steps.first})
 
 
 async def _join(recording: Recording, pool: Any) -> None:
@@ -217,7 +225,7 @@ def _tools(recording: Recording) -> Iterator[AbstractContextManager[Any]]:
     def play(self: Any, first: str = "") -> int:
         engine = type(self._inner_engine()).__name__
         options = {"engine": engine, "most": self._most, "pausing": self._pausing, "first": first, **self._options}
-        recording.add("play", {"settings": self._settings, **options, "limit": self._config.engine.max_model_len})
+        recording.add("play", {"settings": self._settings, **options, "limit": self._plan.engine.engine.max_model_len})
         return 0
 
     def session(engine: Any, codec: Any, settings: Any, turns: Any, say: Any) -> Any:

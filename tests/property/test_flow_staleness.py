@@ -16,7 +16,7 @@ from agentrl.core.errors import NothingToTrainError, StalenessError, TooManyFail
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Task
 from agentrl.flow.queue import Accepted, GroupQueue
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, run_virtual
 
 
@@ -58,7 +58,7 @@ class Script:
         return "filtered" if self.rejects(group_id) else "trained"
 
 
-def scene_of(script: Script, flow: FlowSettings, num_workers: int, num_tasks: int) -> Scene:
+def scene_of(script: Script, flow: FlowPlan, num_workers: int, num_tasks: int) -> Scene:
     workers = [ScriptedWorker(duration=script.duration, outcome=script.outcome, load_s=0.3) for _ in range(num_workers)]
     tasks: Iterator[Task] = (Task(prompt=str(i), position=i) for i in range(num_tasks))
     return Scene(flow, workers=workers, learner=ScriptedLearner(train_s=script.train_s), tasks=tasks, keep=script.keep)
@@ -73,7 +73,7 @@ scripts = st.builds(
 )
 
 
-def bounded(staleness: int, size: int, num_steps: int) -> FlowSettings:
+def bounded(staleness: int, size: int, num_steps: int) -> FlowPlan:
     return flow_of(
         num_steps=num_steps,
         groups_per_step=size,

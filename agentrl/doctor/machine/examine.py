@@ -24,7 +24,7 @@ from agentrl.doctor.machine.findings import Finding, Level, MachineReport
 from agentrl.doctor.machine.limits import limits
 from agentrl.doctor.machine.packages import VLLM, installed, packages
 from agentrl.doctor.machine.trials import TRIALS, failed
-from agentrl.sizing.rates import Rates, keep_rates, rates_file, rates_of
+from agentrl.resolve.sizing.rates import Rates, keep_rates, rates_file, rates_of
 
 BUDGET_S = 170.0
 """Time of a whole examination."""

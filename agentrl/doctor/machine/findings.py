@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from agentrl.sizing.rates import Rates
+from agentrl.resolve.sizing.rates import Rates
 
 
 class Level(StrEnum):

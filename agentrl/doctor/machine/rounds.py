@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from agentrl.cluster.build import build_engine, build_learner_rank, model_path, worker_environment
+from agentrl.cluster.build import build_engine, build_learner_rank, worker_environment
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.disk import size_text
@@ -18,6 +18,7 @@ from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, Group, IntArray, Sampling, Status, Task, Trajectory, Turn, ints
 from agentrl.doctor.machine.findings import Finding, Level, judged
+from agentrl.resolve.parts import cluster_plan, mismatch_limit
 
 PART = "training"
 TEXTS = ("What is 3 + 4?", "Name a colour.", "Repeat: one two three four five six seven.", "Yes or no?")
@@ -37,16 +38,17 @@ def settings(engine: Literal["transformers", "vllm"], device: torch.device) -> T
 
 async def rounds(engine: Literal["transformers", "vllm"], device: torch.device) -> AsyncIterator[Finding]:
     """Try everything that a run does with an engine and the learner; the learner's own moves only beside the engine of transformers."""
-    config, on = settings(engine, device), device.type
-    os.environ.update(worker_environment(config, on))  # type: ignore[arg-type]
-    learner, samples = build_learner_rank(config, on=on), build_engine(config, on=on)  # type: ignore[arg-type]
-    prompts = _prompts(config)
+    config = settings(engine, device)
+    plan = cluster_plan(config, "cuda" if device.type == "cuda" else "cpu")
+    os.environ.update(worker_environment(plan.engine))
+    learner, samples = build_learner_rank(plan), build_engine(plan.engine)
+    prompts, limit = _prompts(plan.engine.model.model), mismatch_limit(config, plan.device) or 0.0
     try:
         learner.start(0, 1, 0)
         await samples.start()
         groups = await sampled(samples, prompts, 0)
-        yield _step(f"{engine} against the learner", learner, 0, groups, config, on)
-        yield await _published(f"{engine} after a publication", learner, samples, prompts, config, on)
+        yield _step(f"{engine} against the learner", learner, 0, groups, limit)
+        yield await _published(f"{engine} after a publication", learner, samples, prompts, limit)
         if engine == "transformers":
             yield moved(learner, device)
         yield await slept(engine, samples, prompts, device)
@@ -55,8 +57,8 @@ async def rounds(engine: Literal["transformers", "vllm"], device: torch.device) 
         learner.close()
 
 
-def _prompts(config: TrainConfig) -> list[IntArray]:
-    tokenizer = load_tokenizer(model_path(config))
+def _prompts(model: str) -> list[IntArray]:
+    tokenizer = load_tokenizer(model)
     return [ints(tokenizer(text)["input_ids"]) for text in TEXTS]
 
 
@@ -93,25 +95,25 @@ def _episode(prompt: IntArray, answer: Generation, name: str, reward: float) -> 
     return Trajectory(trajectory_id=name, episode_id=name, group_id=group, turns=(turn,), status=Status.FINISHED, reward=reward)
 
 
-def _step(name: str, learner: Any, step: int, groups: Sequence[Group], config: TrainConfig, on: Any) -> Finding:
+def _step(name: str, learner: Any, step: int, groups: Sequence[Group], limit: float) -> Finding:
     """Train a step, which compares the learner's log-probabilities with the engine's."""
     remedy = "Compare the parts with `agentrl certify --vllm`; --engine transformers, and --attn-implementation eager compute it plainly."
     try:
         metrics = learner.train(step, *groups).metrics
     except MismatchError as error:
         return Finding(part=PART, name=name, level=Level.WRONG, found=str(error).splitlines()[0], remedy=remedy)
-    mean, limit = metrics.get("mismatch/mean", float("nan")), config.mismatch_limit(on) or 0.0
+    mean = metrics.get("mismatch/mean", float("nan"))
     found = f"differ by {mean:.1e} nats on average, limit {limit:g}; gradient {metrics.get('grad_norm', float('nan')):.3g}"
     return judged(PART, name, found, wrong=not mean <= limit, remedy=remedy)
 
 
-async def _published(name: str, learner: Any, engine: Engine, prompts: Sequence[IntArray], config: TrainConfig, on: Any) -> Finding:
+async def _published(name: str, learner: Any, engine: Engine, prompts: Sequence[IntArray], limit: float) -> Finding:
     """Publish the learner's weights, which are compared by digest, and compare what the engine samples then."""
     try:
         await engine.load_weights(learner.export_weights(1))
     except WeightsDifferError as error:
         return Finding(part=PART, name=name, level=Level.WRONG, found=str(error), remedy="Train with --engine transformers.")
-    return _step(name, learner, 1, await sampled(engine, prompts, 1), config, on)
+    return _step(name, learner, 1, await sampled(engine, prompts, 1), limit)
 
 
 def moved(learner: Any, device: torch.device) -> Finding:

@@ -15,7 +15,7 @@ import torch
 from agentrl.core.operating_system import processor_name
 from agentrl.doctor.machine.devices import peers, smi
 from agentrl.doctor.machine.findings import Finding, judged
-from agentrl.sizing.rates import Rates
+from agentrl.resolve.sizing.rates import Rates
 from agentrl.track.text import counted
 
 PART = "rates"

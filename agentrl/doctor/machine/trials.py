@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from agentrl.core.operating_system import end_with_parent
 from agentrl.doctor.machine.findings import Finding, Level
-from agentrl.sizing.rates import Rates
+from agentrl.resolve.sizing.rates import Rates
 
 if TYPE_CHECKING:
     import torch
@@ -90,8 +90,10 @@ def main(words: list[str]) -> None:
     from agentrl.cluster.build import worker_environment
     from agentrl.config.schema import TrainConfig
     from agentrl.config.sections import changed
+    from agentrl.resolve.parts import cluster_plan
 
-    for name, value in worker_environment(changed(TrainConfig(), device=kind)).items():  # libraries read some of it only once
+    plan = cluster_plan(changed(TrainConfig(), device=kind))
+    for name, value in worker_environment(plan.engine).items():  # libraries read some of it only once
         os.environ.setdefault(name, value)
     import torch
 

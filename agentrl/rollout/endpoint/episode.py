@@ -17,9 +17,9 @@ from agentrl.rollout.endpoint.helpers import helpers
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import NOT_SELECTED, EndpointSession, rewards_by_answer
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.program_episode import ProgramEpisode
 from agentrl.rollout.recorder import Context
-from agentrl.rollout.settings import EpisodeSettings
 
 
 class BlackBoxEpisode(ProgramEpisode):
@@ -38,7 +38,7 @@ class BlackBoxEpisode(ProgramEpisode):
         engine: Engine,
         codec: ChatCodec,
         env: BlackBoxSession,
-        settings: EpisodeSettings,
+        settings: EpisodePlan,
         server: EndpointServer | None = None,
     ) -> None:
         super().__init__(group_request, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)

@@ -11,7 +11,7 @@ from agentrl.config.mapping import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.load import AgentSpec, load_agent
-from agentrl.evaluation.evaluations import run_eval_tasks
+from agentrl.resolve.parts import evaluation_tasks
 from agentrl.rollout.tasks import open_tasks
 
 FINITE = "[Task(str(i)) for i in range(20)]"
@@ -39,7 +39,7 @@ def test_all_tasks_without_a_size_and_also_with_one_that_is_too_large(tmp_path: 
 def test_a_size_takes_those_that_training_with_it_holds_out(tmp_path: Path) -> None:
     config, agent = scene(tmp_path, FINITE, eval_size=6, seed=3)
     chosen = prompts(config, agent)
-    assert chosen == [task.prompt for task in open_tasks(config, agent).held_out]
+    assert chosen == [task.prompt for task in open_tasks(config.data, agent, seed=config.run.seed).held_out]
     assert len(set(chosen)) == 6
 
 
@@ -53,16 +53,16 @@ KINDS = "[Task(str(i), metadata={'kind': 'odd' if i % 2 else 'even', 'level': 1}
 
 
 def test_a_run_is_evaluated_on_held_out_tasks_or_not_at_all(tmp_path: Path) -> None:
-    assert run_eval_tasks(*scene(tmp_path, FINITE)) == []
-    assert len(run_eval_tasks(*scene(tmp_path, FINITE, eval_every=2, eval_size=6))) == 6
+    assert evaluation_tasks(*scene(tmp_path, FINITE)) == []
+    assert len(evaluation_tasks(*scene(tmp_path, FINITE, eval_every=2, eval_size=6))) == 6
     with pytest.raises(ConfigError, match="--eval-size"):
-        run_eval_tasks(*scene(tmp_path, FINITE, eval_at_start=True))
+        evaluation_tasks(*scene(tmp_path, FINITE, eval_at_start=True))
 
 
 @pytest.mark.parametrize(("name", "by", "says"), [("eval/score/hard", "", "even, odd"), ("eval/score/1", "level", "one kind")])
 def test_the_best_of_a_kind_needs_tasks_of_that_kind(tmp_path: Path, name: str, by: str, says: str) -> None:
     evaluated = {"eval_every": 2, "eval_size": 19, "eval_by": by}
-    assert run_eval_tasks(*scene(tmp_path, KINDS, keep_best="eval/score", **evaluated))
-    assert run_eval_tasks(*scene(tmp_path, KINDS, keep_best="eval/score/odd", eval_every=2, eval_size=19))
+    assert evaluation_tasks(*scene(tmp_path, KINDS, keep_best="eval/score", **evaluated))
+    assert evaluation_tasks(*scene(tmp_path, KINDS, keep_best="eval/score/odd", eval_every=2, eval_size=19))
     with pytest.raises(ConfigError, match=says):
-        run_eval_tasks(*scene(tmp_path, KINDS, keep_best=name, **evaluated))
+        evaluation_tasks(*scene(tmp_path, KINDS, keep_best=name, **evaluated))

@@ -23,6 +23,8 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import CACHE
 from agentrl.learner.plan import LearnerConfig
+from agentrl.learner.settings import LearnerSettings
+from agentrl.resolve.parts import learner_plan
 from agentrl.resolve.plan import RunPlan
 
 SETTINGS = {"model_type": "gemma2", "hidden_size": 8}
@@ -83,19 +85,22 @@ def test_certificates_are_kept_by_configuration_and_parts(tmp_path: Path) -> Non
     assert read_certificate(path) is None
 
 
+def learner(config: TrainConfig, name: str) -> LearnerSettings:
+    return learner_plan(changed(config, model=name), "cpu")
+
+
 def test_a_model_known_to_be_wrong_is_refused_at_once_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before, "_certify", None)  # nothing is tried
     name = model(tmp_path, SETTINGS)
     keep_certificate(certificate_file(SETTINGS, ("sdpa",)), certificate("sdpa, padded"))
     with pytest.raises(ConfigError, match=r"sdpa, padded wrong for models of the type gemma2.*0\.5 nats.* Use another\. --no-certify"):
-        asyncio.run(refuse_wrong(TrainConfig(), name, "cpu"))
-    asyncio.run(refuse_wrong(changed(TrainConfig(), certify=False), name, "cpu"))
+        asyncio.run(refuse_wrong(learner(TrainConfig(), name)))
 
 
 def test_a_layout_that_the_run_does_not_use_is_no_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before, "_certify", None)
     keep_certificate(certificate_file(SETTINGS, ("sdpa",)), certificate("sdpa, prefix trees"))
-    asyncio.run(refuse_wrong(changed(TrainConfig(), share_prompts=False), model(tmp_path, SETTINGS), "cpu"))
+    asyncio.run(refuse_wrong(learner(changed(TrainConfig(), share_prompts=False), model(tmp_path, SETTINGS))))
 
 
 @pytest.mark.timeout(300)
@@ -104,16 +109,16 @@ def test_another_type_is_tried_in_a_process_of_its_own_and_once(tmp_path: Path, 
     settings = {"model_type": "olmo2", "num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 32}
     name = model(tmp_path, settings)
     monkeypatch.setattr(before, "DEADLINE_S", 250.0)
-    asyncio.run(refuse_wrong(TrainConfig(), name, "cpu"))
+    asyncio.run(refuse_wrong(learner(TrainConfig(), name)))
     kept = read_certificate(certificate_file(settings, ("sdpa",)))
     assert kept is not None
     assert kept.verdict is Verdict.EXACT
     monkeypatch.setattr(before, "_certify", None)
-    asyncio.run(refuse_wrong(TrainConfig(), name, "cpu"))
+    asyncio.run(refuse_wrong(learner(TrainConfig(), name)))
 
 
 def test_a_model_that_cannot_be_tried_passes(tmp_path: Path) -> None:
-    asyncio.run(refuse_wrong(TrainConfig(), model(tmp_path, {"model_type": "no_such_model"}), "cpu"))
+    asyncio.run(refuse_wrong(learner(TrainConfig(), model(tmp_path, {"model_type": "no_such_model"}))))
 
 
 @pytest.mark.parametrize(("wrong", "code"), [((), 0), (("sdpa, padded",), 1)])

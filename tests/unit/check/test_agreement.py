@@ -14,13 +14,14 @@ from agentrl.assets import tiny_model_path
 from agentrl.check.findings import Severity
 from agentrl.check.policies import label_text
 from agentrl.check.tokenizer import load_codec
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.cluster.plan import RunConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.env.load import load_agent
 from agentrl.env.plan import DataConfig
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from tests.sandboxes import needs_sandbox
@@ -56,10 +57,10 @@ async def fails_in_a_run(env: str, data: DataConfig) -> bool:
     """Return True if an episode of the worker of a run fails, with an engine that writes the label."""
     settings = replace(settings_of(env), data=data, model=model_of(env))
     spec, codec = load_agent(env), load_codec(settings)
-    task = open_tasks(TrainConfig(data=replace(data, shuffle=False)), spec).draw()
+    task = open_tasks(replace(data, shuffle=False), spec).draw()
     ids_of_label = [*codec.encode_text(label_text(task.label)), *codec.turn_end_ids]
     engine = ScriptedEngine(answer=lambda request: ids_of_label, max_model_len=4096, end_token_ids=codec.end_token_ids)
-    run = EpisodeSettings(data=data, model=model_of(env))
+    run = EpisodePlan(data=data, model=model_of(env))
     worker = EpisodeWorker(engine, spec, run)
     await worker.start()
     try:

@@ -14,7 +14,8 @@ from agentrl.assets import tiny_model_path
 from agentrl.check.play import make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.cluster.plan import RunConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.engine.plan import EngineConfig
@@ -25,9 +26,10 @@ from agentrl.env.tasks import TaskSource
 from agentrl.inspect.compare import Verdict
 from agentrl.inspect.play import PlaySession
 from agentrl.inspect.replay import Replayer
+from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig, RolloutConfig
-from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.text import Screen
@@ -135,7 +137,7 @@ def says(codec: ChatCodec) -> ScriptedEngine:
     return ScriptedEngine(answer=answer, max_model_len=MAX_LEN, end_token_ids=codec.end_token_ids)
 
 
-async def train(spec: AgentSpec, task: Task, settings: EpisodeSettings) -> list[dict[str, Any]]:
+async def train(spec: AgentSpec, task: Task, settings: EpisodePlan) -> list[dict[str, Any]]:
     """Play in the worker of a run; returns its records."""
     worker = EpisodeWorker(says(CODEC), spec, settings)
     await worker.start()
@@ -147,7 +149,7 @@ async def train(spec: AgentSpec, task: Task, settings: EpisodeSettings) -> list[
         await worker.close()
 
 
-async def replay(spec: AgentSpec, records: list[dict[str, Any]], settings: EpisodeSettings) -> None:
+async def replay(spec: AgentSpec, records: list[dict[str, Any]], settings: EpisodePlan) -> None:
     replayer = Replayer(
         spec,
         settings,
@@ -173,7 +175,7 @@ def play(spec: AgentSpec, source: TaskSource, monkeypatch: pytest.MonkeyPatch) -
 async def test_every_attribute_is_that_of_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spy(tmp_path, name)
     config = config_of(spec)
-    task, settings = open_tasks(config, spec).draw(), episode_settings(config, MODEL)
+    task, settings = open_tasks(config.data, spec, seed=config.run.seed).draw(), episode_plan(config).with_model(MODEL)
     records = await train(spec, task, settings)
     expected = seen(spec)
     assert [kind for kind, _ in expected] == ["ResetState", "StepState", "StepState"]
@@ -181,7 +183,7 @@ async def test_every_attribute_is_that_of_training(name: str, tmp_path: Path, mo
         cls = {"ResetState": ResetState, "StepState": StepState}[kind]
         assert set(values) == {key for key, value in vars(cls).items() if isinstance(value, property)}
 
-    await train(spec, task, episode_settings(config_of(spec, "process"), MODEL))
+    await train(spec, task, episode_plan(config_of(spec, "process")).with_model(MODEL))
     assert seen(spec) == expected, "in a process of its own"
 
     await replay(spec, records, settings)
@@ -192,7 +194,7 @@ async def test_every_attribute_is_that_of_training(name: str, tmp_path: Path, mo
     assert (played.error, played.finished) == (None, True)
     assert seen(spec) == expected, "check"
 
-    play(spec, open_tasks(config, spec), monkeypatch)
+    play(spec, open_tasks(config.data, spec, seed=config.run.seed), monkeypatch)
     assert seen(spec) == expected, "play"
 
 

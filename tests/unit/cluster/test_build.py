@@ -7,18 +7,25 @@ import pytest
 import torch
 
 from agentrl.cluster import build
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.cluster.plan import RunConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import weight_transport
+from agentrl.resolve.parts import engine_plan, sender_plan
 from agentrl.rollout.plan import ModelConfig, RolloutConfig
 from agentrl.weights.cuda import GroupSender
-from agentrl.weights.sender import SharedMemorySender
+from agentrl.weights.sender import SharedMemorySender, WeightSender
 
 CONFIG = TrainConfig(
     run=RunConfig(agent="envs/arithmetic.py", seed=3), rollout=RolloutConfig(stop=("x",)), engine=EngineConfig(num_engines=2)
 )
+
+
+def sender(config: TrainConfig, rank: int = 0, host: str = "127.0.0.1") -> WeightSender:
+    """The sender of a learner rank on this machine's kind of device."""
+    return build._sender(sender_plan(config, engine_plan(config, build.device())), rank, host)
 
 
 @pytest.fixture
@@ -28,48 +35,48 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_gpu_weights_go_through_shared_memory() -> None:
     assert (build.device(), weight_transport(CONFIG.engine, CONFIG.weights, build.device())) == ("cpu", "shm")
-    assert isinstance(build._sender(CONFIG, 0, build.device(), "127.0.0.1"), SharedMemorySender)
+    assert isinstance(sender(CONFIG), SharedMemorySender)
 
 
 @pytest.mark.usefixtures("gpus")
 def test_weights_go_through_a_shared_folder_if_asked(tmp_path: Path) -> None:
     config = changed(CONFIG, run_dir=tmp_path, weight_transport="disk")
     assert weight_transport(config.engine, config.weights, build.device()) == "shm"
-    sender = build._sender(config, 0, build.device(), "127.0.0.1")
-    assert isinstance(sender, SharedMemorySender)
-    update = sender.send([("a", torch.ones(2))], 1)
+    made = sender(config)
+    assert isinstance(made, SharedMemorySender)
+    update = made.send([("a", torch.ones(2))], 1)
     assert Path(update.payload["update"]["path"]).is_relative_to(tmp_path / "weights")
-    sender.close()
+    made.close()
     assert not list((tmp_path / "weights").iterdir())
 
 
 @pytest.mark.vllm
 @pytest.mark.usefixtures("gpus")
 def test_with_gpus_nccl_unless_colocated() -> None:
-    apart = build._sender(CONFIG, 0, build.device(), "127.0.0.1")
+    apart = sender(CONFIG)
     assert isinstance(apart, GroupSender)
     assert apart._kind == "nccl"
     shared = changed(CONFIG, colocate=True)
     assert weight_transport(shared.engine, shared.weights, build.device()) == "ipc"
-    paired = build._sender(shared, 1, build.device(), "10.0.0.1")
+    paired = sender(shared, 1, "10.0.0.1")
     assert isinstance(paired, GroupSender)
     assert (paired._kind, paired._host) == ("ipc", "127.0.0.1")  # processes on one GPU need nobody else's network
 
 
 def test_engine_settings_follow_the_configuration() -> None:
-    settings = build.engine_settings(CONFIG, 1)
+    settings = engine_plan(CONFIG, "cpu").at(1)
     assert (settings.index, settings.seed, settings.stop_strings, settings.device) == (1, 3, True, "cpu")
     assert settings.model.model.endswith("tiny-chat")
     named = dataclasses.replace(CONFIG, model=ModelConfig(model="org/name"))
-    assert build.engine_settings(named, 0).model.model == "org/name"
+    assert engine_plan(named, "cpu").model.model == "org/name"
 
 
 def test_processes_start_with_one_thread_and_the_right_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    environment = build.worker_environment(CONFIG)
+    environment = build.worker_environment(engine_plan(CONFIG, "cpu"))
     assert (environment["OMP_NUM_THREADS"], environment["DS_ACCELERATOR"]) == ("1", "cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert build.worker_environment(CONFIG)["OMP_NUM_THREADS"] == "2"
+    assert build.worker_environment(engine_plan(CONFIG, "cpu"))["OMP_NUM_THREADS"] == "2"
 
 
 FORKED = """

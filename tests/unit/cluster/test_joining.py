@@ -20,6 +20,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.env.load import load_agent
 from agentrl.resolve.commands import load_config
+from agentrl.resolve.parts import cluster_plan
 
 AGENT = """
 from agentrl import AgentInstance, StepResult
@@ -84,9 +85,9 @@ def test_relative_files_work_where_the_folder_is_not(tmp_path: Path, monkeypatch
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
     elsewhere.mkdir()
-    sent, site = pack(config_of(home, monkeypatch), "cpu")
+    sent, site = pack(cluster_plan(config_of(home, monkeypatch)))
     assert sent.run.agent == str(home / "agent.py")
-    assert sent.training.run_dir == home / "run"  # where the ranks write
+    assert sent.run_dir == home / "run"  # where the ranks write
     assert set(site.folders[str(home)]) == {"agent.py", "words.py", "loss.py"}
     sent, site = pickle.loads(pickle.dumps((sent, site)))
     assert site.settled(sent) == sent  # the same files are there
@@ -95,12 +96,12 @@ def test_relative_files_work_where_the_folder_is_not(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     settled = site.settled(sent)
     assert settled.run.agent.startswith(str(elsewhere))
-    assert Path(settled.algo.policy_loss.rpartition(":")[0]).read_text().startswith("import agentrl")
+    assert Path(settled.learner.algo.policy_loss.rpartition(":")[0]).read_text().startswith("import agentrl")
     assert load_agent(settled.run.agent).load().__name__ == "Say"
 
 
 def test_a_machine_with_other_files_gets_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, site = pack(config_of(tmp_path, monkeypatch), "cpu")
+    sent, site = pack(cluster_plan(config_of(tmp_path, monkeypatch)))
     (tmp_path / "words.py").write_text("WORD = 'old'\n")
     settled = site.settled(sent)
     assert settled.run.agent != sent.run.agent
@@ -110,7 +111,7 @@ def test_a_machine_with_other_files_gets_those_of_the_driver(tmp_path: Path, mon
 def test_variables_that_matter_travel_and_secrets_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_TOKEN": "canary", "EDITOR": "vi", "OMP_NUM_THREADS": "3"}.items():
         monkeypatch.setenv(name, value)
-    found = traveling_environment(TrainConfig(), "cuda")
+    found = traveling_environment(cluster_plan(TrainConfig(), "cuda"))
     assert (found["NCCL_DEBUG"], found["HF_HOME"], found["OMP_NUM_THREADS"]) == ("INFO", "/models", "3")
     assert found["DS_ACCELERATOR"] == "cuda"  # the cluster's kind of device, not this machine's
     assert "EDITOR" not in found
@@ -145,8 +146,8 @@ class Actor:
 def test_a_machine_that_lacks_a_path_is_named_with_the_flag(
     tmp_path: Path, worker: Actor, rank: Actor, front_end: Actor, told: str | None
 ) -> None:
-    config = changed(TrainConfig(), model="/models/tiny", run_dir=tmp_path)
-    check = check_paths(config, "cpu", {"engine-0": worker}, {"learner-0": rank}, {"engine-0 worker-0": front_end})
+    plan = cluster_plan(changed(TrainConfig(), model="/models/tiny", run_dir=tmp_path), "cpu")
+    check = check_paths(plan, tmp_path, {"engine-0": worker}, {"learner-0": rank}, {"engine-0 worker-0": front_end})
     if told is None:
         asyncio.run(check)
     else:
@@ -161,4 +162,5 @@ def test_the_interface_of_a_loopback_address_is_that_of_loopback() -> None:
 
 
 def test_an_empty_site_changes_nothing() -> None:
-    assert Site("cpu").settled(TrainConfig()) == TrainConfig()
+    plan = cluster_plan(TrainConfig())
+    assert Site().settled(plan) == plan

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.algo.plan import AlgoConfig
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.flow.plan import FlowConfig
 from agentrl.resolve.commands import load_eval

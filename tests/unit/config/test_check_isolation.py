@@ -10,7 +10,7 @@ from agentrl.core import operating_system
 from agentrl.core.errors import ConfigError
 from agentrl.env.isolation.system import ProcessLimits, child_environment
 from agentrl.env.plan import IsolationConfig
-from agentrl.rollout.settings import process_limits
+from agentrl.rollout.episode_plan import process_limits
 
 
 def config(**values: object) -> TrainConfig:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.rules import ISOLATION_RULES
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.env.sandbox.spec import SandboxChoice
-from agentrl.rollout.settings import episode_settings
+from agentrl.resolve.parts import episode_plan
 
 
 def check(agent: str, **values: object) -> None:
@@ -21,16 +22,16 @@ def check(agent: str, **values: object) -> None:
 
 def test_settings_reach_the_environments() -> None:
     config = changed(TrainConfig(), sandbox="none")
-    assert episode_settings(config, "m").env.sandbox == SandboxChoice(kind="none")
+    assert episode_plan(config).env.sandbox == SandboxChoice(kind="none")
     config = changed(TrainConfig(), sandbox_read=("/opt/tools",))
-    assert episode_settings(config, "m").env.sandbox == SandboxChoice(read=("/opt/tools",))
+    assert episode_plan(config).env.sandbox == SandboxChoice(read=("/opt/tools",))
     config = changed(TrainConfig(), sandbox="container", sandbox_image="./box", run_dir=Path("runs/one"))
-    assert episode_settings(config, "m").env.sandbox == SandboxChoice(kind="container", image="./box", run="runs/one")
+    assert episode_plan(config).env.sandbox == SandboxChoice(kind="container", image="./box", run="runs/one")
 
 
 def test_all_workers_of_a_run_name_its_places_alike() -> None:
     def places(**values: object) -> str:
-        return episode_settings(changed(TrainConfig(), **values), "m").env.sandbox.places
+        return episode_plan(changed(TrainConfig(), **values)).env.sandbox.places
 
     assert places(run_dir=Path("runs/one")) == ""
     assert places(sandbox_max_running=2, run_dir=Path("runs/one")) == "runs/one"

@@ -17,6 +17,7 @@ from agentrl.core import process
 from agentrl.core.errors import ConfigError
 from agentrl.resolve.commands import load_config
 from agentrl.resolve.memory import device_sign
+from agentrl.resolve.parts import cluster_plan
 
 AGENT = ["--agent", "envs/arithmetic.py"]
 
@@ -81,8 +82,8 @@ def test_the_kind_of_device_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> No
     assert (device("cpu"), device("auto")) == ("cpu", "cuda")
     with pytest.raises(ConfigError, match=r"--optimizer-offload = True: needs a GPU, and --device is cpu. Leave out one"):
         load_config([*AGENT, "--device", "cpu", "--optimizer-offload"])
-    assert actor_environment(changed(TrainConfig(), device="cpu"), "cpu")["CUDA_VISIBLE_DEVICES"] == ""
-    assert "CUDA_VISIBLE_DEVICES" not in actor_environment(TrainConfig(), "cuda")
+    assert actor_environment(cluster_plan(changed(TrainConfig(), device="cpu")))["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in actor_environment(cluster_plan(TrainConfig(), "cuda"))
 
 
 @pytest.mark.parametrize(

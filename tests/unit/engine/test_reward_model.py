@@ -12,7 +12,8 @@ from agentrl.core.errors import ConfigError, RewardError
 from agentrl.core.language_models import sequence_classifier
 from agentrl.core.scoring import ScoreRequest
 from agentrl.core.types import Message
-from agentrl.engine.reward_model import RewardModel, RewardModelSettings
+from agentrl.engine.reward_model import RewardModel
+from agentrl.engine.reward_model_facts import RewardModelSettings
 from tests.image_support import read, reader_of
 
 TINY = str(tiny_model_path())

@@ -5,16 +5,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.schema import RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import Task
-from agentrl.engine.plan import EngineConfig
 from agentrl.env.load import load_agent
 from agentrl.evaluation.assessment import assess
-from agentrl.evaluation.evaluations import EvalSettings, evaluate
+from agentrl.evaluation.evaluations import EvalPlan, evaluate
 from agentrl.evaluation.plan import EvalConfig
 from agentrl.flow.pool import RolloutPool
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine
 
@@ -40,9 +38,9 @@ async def test_rewards_and_failures_of_an_evaluation(tmp_path: Path) -> None:
     file = tmp_path / "asks.py"
     file.write_text(FILE)
     engine = ScriptedEngine(answer=lambda request: [20, 21, 22], max_model_len=512)
-    worker = EpisodeWorker(engine, load_agent(str(file)), changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=8))
+    worker = EpisodeWorker(engine, load_agent(str(file)), changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=8))
     tasks = [Task("1+2=?", label=str(number), id=str(number), position=number) for number in range(3)]
-    settings = EvalSettings(run=RunConfig(), eval=EvalConfig(eval_samples=2, eval_temperature=0.0), engine=EngineConfig(), num_recorded=1)
+    settings = EvalPlan(eval=EvalConfig(eval_samples=2, eval_temperature=0.0), num_recorded=1)
     await worker.start()
     try:
         outcomes = await evaluate(RolloutPool({"engine-0": worker}), tasks, settings, version=0)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster.placement import num_ranks
 from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, UnknownFlagError
 from agentrl.resolve.commands import load_eval
+from agentrl.resolve.parts import cluster_plan
 
 AGENT = ["--agent", "module:Name"]
 
@@ -94,7 +94,7 @@ def test_an_asynchronous_run_with_groups_and_ranks_can_be_measured(tmp_path: Pat
         num_engines=2,
     )
     config = load_eval(["--run", str(run)])
-    assert (num_ranks(config), config.run.runtime) == (0, "ray")
+    assert (cluster_plan(config).num_ranks, config.run.runtime) == (0, "ray")
 
 
 def test_rules_of_its_own_name_flags_that_it_takes(tmp_path: Path) -> None:

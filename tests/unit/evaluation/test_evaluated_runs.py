@@ -22,12 +22,13 @@ from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Task
 from agentrl.evaluation.apart import EvaluationsApart
 from agentrl.evaluation.best import Best, BestModel, read_best
-from agentrl.evaluation.evaluations import Evaluations, eval_settings, open_evaluations
+from agentrl.evaluation.evaluations import Evaluations, open_evaluations
 from agentrl.flow.apart import ApartPool
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import AfterStep, StopRequest
 from agentrl.flow.worker_slots import Supervision
+from agentrl.resolve.parts import eval_plan, flow_plan
 from agentrl.track.index import read_index
 from tests.unit.flow.fakes import (
     Recorder,
@@ -106,7 +107,7 @@ class Scene:
         evaluations = Evaluations(
             pool,
             TASKS,
-            changed(eval_settings(TrainConfig(), self.recorded), eval_samples=2, max_num_seqs=6),
+            changed(eval_plan(TrainConfig()), eval_samples=2, max_num_seqs=6, num_recorded=self.recorded),
             every=self.every,
             num_steps=self.num_steps,
             run_dir=self.run_dir if self.recorded else None,
@@ -282,7 +283,7 @@ def test_synchronous_training_does_not_notice_an_evaluation_beside_it() -> None:
 def test_the_learner_goes_on_in_asynchronous_runs(changes: dict[str, Any], beside: bool) -> None:
     config = changed(TrainConfig(), **changes)
     learner, pool = Learner(), RolloutPool({"engine-0": Worker()})
-    evaluations = open_evaluations(config, TASKS, pool, learner, Recorder(), resumed=False)
+    evaluations = open_evaluations(eval_plan(config), flow_plan(config), TASKS, pool, learner, Recorder(), resumed=False)
     assert evaluations.beside is beside
 
 

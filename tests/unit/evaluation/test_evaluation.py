@@ -12,22 +12,23 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, StallError, TooManyFailuresError, WeightSyncError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Task
-from agentrl.evaluation.evaluations import EvalSettings, Evaluations, check_failures, eval_settings, evaluate, kind_of, outcome_of
+from agentrl.evaluation.evaluations import EvalPlan, Evaluations, check_failures, evaluate, kind_of, outcome_of
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.worker_slots import Supervision
+from agentrl.resolve.parts import eval_plan
 from tests.unit.flow.fakes import Recorder, ScriptedWorker, failed_member, group_summary, member, run_virtual
 
 TASKS = [Task(f"question {i}", id=str(i), metadata={"kind": "odd" if i % 2 else "even"}) for i in range(6)]
 
 
-def settings_of(**changes: Any) -> EvalSettings:
-    return changed(eval_settings(TrainConfig()), **{"eval_samples": 2, **changes})
+def settings_of(**changes: Any) -> EvalPlan:
+    return changed(eval_plan(TrainConfig()), **{"eval_samples": 2, "num_recorded": 0, **changes})
 
 
 SETTINGS = settings_of()
 
 
-def played(tasks: Sequence[Task] = TASKS, settings: EvalSettings = SETTINGS, version: int = 0, **worker: Any) -> Any:
+def played(tasks: Sequence[Task] = TASKS, settings: EvalPlan = SETTINGS, version: int = 0, **worker: Any) -> Any:
     scripted = ScriptedWorker(**worker)
     outcomes = run_virtual(lambda: evaluate(RolloutPool({"engine-0": scripted}), tasks, settings, version=version))
     return outcomes, scripted

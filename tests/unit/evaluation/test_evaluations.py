@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.config.mapping import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import EvaluationEnd, MetricsRow, StepEnd
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
@@ -72,7 +73,7 @@ async def test_a_run_shows_and_sums_up_its_evaluations(tmp_path: Path, metrics: 
     rows = read_lines(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["reward/mean"], row.get("eval/reward")) for row in rows] == [(0, None, 0.25), (1, 0.5, None), (2, 0.5, 0.75)]
     again = tracker_of(tmp_path, io.StringIO())
-    await again.begin(TrainConfig(), rows)
+    await again.begin(json.loads(to_json(TrainConfig())), rows)
     assert (await again.finish())["eval"] == summary["eval"]
 
 

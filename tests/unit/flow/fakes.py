@@ -20,9 +20,10 @@ from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.settings import FlowSettings, flow_settings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.state import AfterStep
 from agentrl.profile.simulation import run_virtual
+from agentrl.resolve.parts import flow_plan
 
 T = TypeVar("T")
 
@@ -182,16 +183,16 @@ class Recorder:
             self.steps.append(dict(event.metrics))
 
 
-def flow_of(**values: Any) -> FlowSettings:
+def flow_of(**values: Any) -> FlowPlan:
     """Settings of a flow in which an episode is compared with no other, but for `values` by the names of their flags."""
-    return flow_settings(changed(TrainConfig(), **{"advantage_estimator": "reinforce", **values}))
+    return flow_plan(changed(TrainConfig(), **{"advantage_estimator": "reinforce", **values}))
 
 
 @dataclass
 class Scene:
     """One scripted run: its parts before, its traces after."""
 
-    settings: FlowSettings
+    settings: FlowPlan
     workers: list[ScriptedWorker] = field(default_factory=lambda: [ScriptedWorker()])
     learner: ScriptedLearner = field(default_factory=ScriptedLearner)
     observer: Recorder = field(default_factory=Recorder)

@@ -13,7 +13,8 @@ from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status
 from agentrl.flow.ledger import failure_reason
 from agentrl.flow.plan import FlowConfig
-from agentrl.flow.settings import FlowSettings, group_filter
+from agentrl.flow.sizes import FlowPlan
+from agentrl.resolve.parts import flow_plan
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of, member
 
 SETTINGS = flow_of(num_steps=2, groups_per_step=2, n_samples_per_prompt=2)
@@ -49,7 +50,7 @@ def summary(*episodes: list[MemberSummary]) -> GroupSummary:
 )
 def test_a_group_is_kept_if_one_trained_agent_can_learn_from_it(episodes: list[list[MemberSummary]], reason: str | None) -> None:
     config = TrainConfig(flow=FlowConfig(dynamic_filtering=True, dynamic_filtering_range=(0.0, 1.0)))
-    assert group_filter(config)(summary(*episodes)) == reason
+    assert flow_plan(config).group_filter()(summary(*episodes)) == reason
 
 
 def test_a_group_counts_its_episodes() -> None:
@@ -59,7 +60,7 @@ def test_a_group_counts_its_episodes() -> None:
     assert failure_reason(summary(failed(0), failed(1), [member(None, Status.TIMEOUT, episode_id="e2")])) == "env_error"
 
 
-def played(settings: FlowSettings, *episodes: list[MemberSummary]) -> Scene:
+def played(settings: FlowPlan, *episodes: list[MemberSummary]) -> Scene:
     scene = Scene(settings, workers=[ScriptedWorker(outcome=lambda group_request: summary(*episodes).members)])
     scene.run()
     return scene

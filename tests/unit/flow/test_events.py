@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import anyio
 import pytest
 from rich.console import Console
 
+from agentrl.config.mapping import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
@@ -20,6 +22,7 @@ from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import StopRequest
 from agentrl.profile.simulation import run_virtual
+from agentrl.resolve.parts import track_plan
 from agentrl.track.callbacks import CallbackLike
 from agentrl.track.jsonl import read_lines
 from agentrl.track.tracker import open_tracker
@@ -69,11 +72,11 @@ def run(folder: Path, *callbacks: CallbackLike, progress: Progress | None = None
     async def go() -> RunResult:
         stop = StopRequest()
         tracker = open_tracker(
-            config, folder, title="t", callbacks=callbacks, ask_stop=stop.ask, console=Console(file=io.StringIO(), width=100)
+            track_plan(config), folder, title="t", callbacks=callbacks, ask_stop=stop.ask, console=Console(file=io.StringIO(), width=100)
         )
         status, reason = "failed", None
         try:
-            await tracker.begin(config, read_lines(folder / "metrics.jsonl"))
+            await tracker.begin(json.loads(to_json(config)), read_lines(folder / "metrics.jsonl"))
             result = await train(
                 settings=settings,
                 pool=RolloutPool({"engine-0": worker}),

@@ -10,8 +10,9 @@ import pytest
 
 from agentrl.cluster.ray_runtime import RayRuntime
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.flow.settings import flow_settings, with_front_ends
 from agentrl.resolve.commands import load_config, load_eval
+from agentrl.resolve.parts import cluster_plan, flow_plan
+from agentrl.resolve.plan import with_front_ends
 
 LARGE = ("--groups-per-step", "128", "--n-samples-per-prompt", "16")  # 2,048 episodes under way at once
 
@@ -36,7 +37,7 @@ def chosen(config: PlaySettings, cores: int) -> int:
     ],
 )
 def test_episodes_under_way_at_once_follow_from_the_slots(words: tuple[str, ...], live: int) -> None:
-    assert flow_settings(train(*words)).live_episodes == live
+    assert flow_plan(train(*words)).live_episodes == live
 
 
 def test_every_1000_live_episodes_get_a_worker_as_far_as_there_are_cores() -> None:
@@ -62,13 +63,13 @@ def test_runs_that_cannot_share_an_engine_have_one(monkeypatch: pytest.MonkeyPat
 
 def test_the_cores_of_a_cluster_count_once_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
-    runtime = RayRuntime(train(*LARGE, "--ray-address", "auto"), stages.append)
+    runtime = RayRuntime(cluster_plan(train(*LARGE, "--ray-address", "auto")), stages.append)
     cluster: Any = SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0, "GPU": 1.0})
     monkeypatch.setitem(sys.modules, "ray", cluster)
     runtime._choose_front_ends()
-    assert runtime._config.rollout.num_front_ends == 2
+    assert runtime._plan.num_front_ends == 2
     assert stages == ["2 rollout workers for each engine"]
     cluster.cluster_resources = dict
-    alone = RayRuntime(train(*LARGE, "--ray-address", "auto"), stages.append)
+    alone = RayRuntime(cluster_plan(train(*LARGE, "--ray-address", "auto")), stages.append)
     alone._choose_front_ends()
-    assert (alone._config.rollout.num_front_ends, len(stages)) == (1, 1)
+    assert (alone._plan.num_front_ends, len(stages)) == (1, 1)

@@ -16,7 +16,7 @@ from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.flow.ledger import Health, Ledger, failure_reason
 from agentrl.flow.plan import FlowConfig
 from agentrl.flow.queue import Accepted, GroupQueue, Release, Slots
-from agentrl.flow.settings import flow_settings
+from agentrl.resolve.parts import flow_plan, track_plan
 from agentrl.track.plan import RecordConfig
 from tests.unit.flow.fakes import failed_member, flow_of, group_summary, member, run_virtual
 
@@ -234,12 +234,12 @@ def test_the_reason_of_a_failure_is_its_most_frequent_status() -> None:
 
 def test_settings_follow_the_configuration() -> None:
     config = TrainConfig(flow=FlowConfig(asynchronous=True, max_attempts=3), record=RecordConfig(record="all"))
-    built = flow_settings(config)
+    built = flow_plan(config)
     assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.flow.groups_per_step, 2)
-    assert (built.flow.max_attempts, built.record_budget().promise(0, 1)) == (3, config.sampling.n_samples_per_prompt)
-    oversampled = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
+    assert (built.flow.max_attempts, track_plan(config).record_budget().promise(0, 1)) == (3, config.sampling.n_samples_per_prompt)
+    oversampled = flow_plan(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
     assert (oversampled.oversampled_groups, oversampled.groups_removed_per_step, oversampled.num_slots) == (5, 21, 63)
-    assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
+    assert flow_plan(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
 
 
 def test_virtual_time_finds_deadlocks() -> None:

@@ -15,10 +15,11 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, StallError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest, Task
-from agentrl.evaluation.evaluations import eval_settings, evaluate
+from agentrl.evaluation.evaluations import evaluate
 from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.stall import StallReport
+from agentrl.resolve.parts import eval_plan
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of, run_virtual
 
 SIZES = flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, max_staleness=1)
@@ -125,7 +126,7 @@ def test_every_stall_is_warned_of_and_a_run_that_goes_on_is_not(caplog: pytest.L
 def test_a_stalled_evaluation_is_written_down_too(tmp_path: Path) -> None:
     async def main() -> None:
         tasks = [Task(f"task {number}", id=str(number)) for number in range(5)]
-        settings = changed(eval_settings(TrainConfig()), eval_samples=2)
+        settings = changed(eval_plan(TrainConfig()), eval_samples=2)
         await evaluate(RolloutPool({"engine-0": Stuck()}), tasks, settings, version=0, report=StallReport(tmp_path))
 
     with pytest.raises(StallError, match=r"Stacks of all threads and tasks: .*stall-"):

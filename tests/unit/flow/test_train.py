@@ -10,12 +10,12 @@ import pytest
 from agentrl.core.errors import NothingToTrainError, TooManyFailuresError
 from agentrl.core.summaries import MemberSummary
 from agentrl.core.types import GroupRequest, Status, Task
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.state import SafePoint
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, member
 
 
-def sizes(num_steps: int = 4, groups: int = 3, staleness: int = 0, **changes: float) -> FlowSettings:
+def sizes(num_steps: int = 4, groups: int = 3, staleness: int = 0, **changes: float) -> FlowPlan:
     values = {
         "num_steps": num_steps,
         "groups_per_step": groups,

@@ -68,7 +68,7 @@ def test_pieces_of_the_bundled_model_join_to_the_text(tmp_path):
 
     tokenizer = Tokenizer.from_file(str(tiny_model_path() / "tokenizer.json"))
     run = RunReader(small_run(tmp_path / "run"))
-    texts = TokenTexts(run.directory, run.config)
+    texts = TokenTexts(run.directory, run.config.model.model if run.config else None)
     for text in ("one two", "naïve 中文 🙂 end", '{"tool":"add","args":[4,4]}<|end|>', "  spaces\n\n"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         pieces = texts.pieces(ids)

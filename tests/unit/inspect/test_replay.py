@@ -23,10 +23,10 @@ from agentrl.env.threads import Threads
 from agentrl.inspect.compare import Replay, Verdict
 from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
 from agentrl.rollout.records import trajectory_record
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.track.jsonl import encode
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, LIMITS, SETTINGS, TASK, Scene, env_class, says
@@ -53,7 +53,7 @@ class Spec:
 
 
 async def record(
-    env: type[Any], *texts: str, settings: EpisodeSettings = SETTINGS, task: Task = TASK, index: int = 0, **engine: Any
+    env: type[Any], *texts: str, settings: EpisodePlan = SETTINGS, task: Task = TASK, index: int = 0, **engine: Any
 ) -> Records:
     scene = Scene(env, settings=settings)
     scene.group_request = replace(scene.group_request, task=task)
@@ -63,7 +63,7 @@ async def record(
     return [json.loads(encode(trajectory_record(scene.group_request, trajectory, limits))) for trajectory in trajectories]
 
 
-def replayer(env: type[Any], settings: EpisodeSettings = SETTINGS, find: Callable[[str], Task | None] = lambda name: None) -> Replayer:
+def replayer(env: type[Any], settings: EpisodePlan = SETTINGS, find: Callable[[str], Task | None] = lambda name: None) -> Replayer:
     def make_codec(ends: Sequence[int]) -> ChatCodec:
         return ChatCodec(tokenizer("chatml"), end_token_ids=ends)
 
@@ -71,12 +71,12 @@ def replayer(env: type[Any], settings: EpisodeSettings = SETTINGS, find: Callabl
     return Replayer(Spec(env), settings, make_codec=make_codec, find_task=find, limits=limits)  # type: ignore[arg-type]
 
 
-async def again(env: type[Any], records: Records, settings: EpisodeSettings = SETTINGS, jobs: int = 1) -> Replay:
+async def again(env: type[Any], records: Records, settings: EpisodePlan = SETTINGS, jobs: int = 1) -> Replay:
     (outcome,) = [outcome async for outcome in replayer(env, settings).replay_all([records], jobs=jobs)]
     return outcome
 
 
-async def difference(then: type[Any], now: type[Any], *texts: str, settings: EpisodeSettings = SETTINGS) -> Difference:
+async def difference(then: type[Any], now: type[Any], *texts: str, settings: EpisodePlan = SETTINGS) -> Difference:
     outcome = await again(now, await record(then, *texts, settings=settings), settings)
     assert outcome.verdict is Verdict.DIFFERS
     assert "each time" in outcome.reason

@@ -20,8 +20,8 @@ from agentrl.env.load import keep_environment, load_agent
 from agentrl.inspect.compare import Verdict
 from agentrl.inspect.directory import RunDirectory
 from agentrl.inspect.replay import open_replayer
+from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.sinks import TrajectoryRecorder
@@ -52,12 +52,12 @@ async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
     config = from_mapping(TrainConfig, {"agent": agent, "run_dir": str(tmp_path), "max_turns": 5, "n_samples_per_prompt": 3})
     try:
         spec = load_agent(agent)
-        tasks = open_tasks(config, spec)
+        tasks = open_tasks(config.data, spec, seed=config.run.seed)
     except EnvLoadError as error:
         if "package" not in str(error) and "Install" not in str(error):
             raise
         pytest.skip(f"an optional package is missing: {error}")
-    settings = episode_settings(config, str(tiny_model_path()))
+    settings = episode_plan(config).with_model(str(tiny_model_path()))
     worker = EpisodeWorker(ScriptedEngine(answer=at_random, max_model_len=2048, end_token_ids=()), spec, changed(settings, seed=0))
     recorder = TrajectoryRecorder(tmp_path / "trajectories.jsonl")
     (tmp_path / "config.json").write_text(to_json(config))

@@ -24,9 +24,9 @@ from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
 from agentrl.env.load import load_agent
 from agentrl.inspect.requests import replay_requests
+from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint import graph, session
-from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.jsonl import encode
 from agentrl.track.sinks import TrajectoryRecorder
@@ -194,7 +194,7 @@ async def test_an_answer_that_is_no_longer_masked_is_found() -> None:
 
 async def played(agent: str, config: TrainConfig, num_samples: int) -> GroupSummary:
     engine = ScriptedEngine(answer=lambda request: [20 + sum(request.request_id.encode()) % 30, 21, 22], max_model_len=512)
-    worker = EpisodeWorker(engine, load_agent(agent), episode_settings(config, str(tiny_model_path())))
+    worker = EpisodeWorker(engine, load_agent(agent), episode_plan(config).with_model(str(tiny_model_path())))
     await worker.start()
     try:
         task = Task("1+2=?", label="3", id="sum")

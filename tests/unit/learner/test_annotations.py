@@ -17,8 +17,8 @@ from agentrl.core.types import Group, Turn, floats
 from agentrl.learner.annotations import Annotator, append, recorded_trajectories
 from agentrl.learner.batch import collate, merge_turns
 from agentrl.learner.learner import LearnerRank
-from agentrl.learner.settings import settings_from
 from agentrl.learner.targets import UpdateTargets
+from agentrl.resolve.parts import learner_plan
 from tests.learner_support import CollectingSender, largest_difference, make_groups, make_settings, row_scores
 
 EVERY = 100
@@ -224,12 +224,14 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_flag_and_the_records_decide(tmp_path: Path) -> None:
-    from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
+    from agentrl.cluster.plan import RunConfig
+    from agentrl.config.schema import TrainConfig
+    from agentrl.flow.plan import TrainingConfig
     from agentrl.track.plan import RecordConfig
 
     config = TrainConfig(run=RunConfig(agent="a.py"), training=TrainingConfig(run_dir=tmp_path))
     places = {
-        (record, annotate): settings_from(replace(config, record=RecordConfig(record=record, annotate=annotate)), model="m", device="cpu")
+        (record, annotate): learner_plan(replace(config, record=RecordConfig(record=record, annotate=annotate)), "cpu")
         for record in ("none", "sample", "budget", "all")
         for annotate in (True, False)
     }

@@ -19,8 +19,8 @@ from agentrl.learner.layout import MicroBatch
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.sequence import SequenceGroup
-from agentrl.learner.settings import settings_from
 from agentrl.learner.targets import load_algorithm
+from agentrl.resolve.parts import learner_plan
 from tests.learner_support import algorithm, make_settings
 
 CPU = torch.device("cpu")
@@ -142,7 +142,7 @@ def test_bfloat16_is_trained_with_zero_and_other_stages_stay() -> None:
 
 def test_settings_of_a_run_reach_the_learner(tmp_path: Path) -> None:
     config = changed(TrainConfig(), num_steps=17, max_new_tokens=5, seed=3, run_dir=tmp_path, record="none", annotate=True)
-    found = settings_from(config, model="m", device="cpu")
+    found = learner_plan(config, "cpu")
     assert (found.num_steps, found.max_new_tokens, found.seed, found.annotations) == (17, 5, 3, None)
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from agentrl.algo.plan import AlgoConfig
 from agentrl.cli.main import main
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.engine.plan import EngineConfig
-from agentrl.flow.plan import FlowConfig
+from agentrl.flow.plan import FlowConfig, TrainingConfig
 from agentrl.profile.simulation import constant, episodes_of, simulate
 from agentrl.rollout.plan import SamplingConfig
 from tests.unit.profile.recordings import plan, records_of

@@ -18,8 +18,8 @@ from agentrl.core.metrics import MetricSums
 from agentrl.core.model_shape import find_shape
 from agentrl.learner.engine import Clock
 from agentrl.profile.measured import compared_lines, read_measured
-from agentrl.sizing.memory import GIB
-from agentrl.sizing.plan import Hardware, Workload, make_plan
+from agentrl.resolve.sizing.memory import GIB
+from agentrl.resolve.sizing.plan import Hardware, Workload, make_plan
 
 MODEL = str(Path(__file__).parents[3] / "docs" / "models" / "qwen2.5-1.5b.json")
 SHARED: dict[str, Any] = {"model": MODEL, "num_engines": 1, "num_learners": 1, "colocate": True, "gradient_checkpointing": True}

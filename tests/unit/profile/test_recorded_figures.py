@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.flow.settings import flow_settings
 from agentrl.profile.simulated_engine import EngineModel
 from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, simulate
+from agentrl.resolve.parts import flow_plan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 GROUPS, SAMPLES, TURNS = 16, 8, 4
@@ -33,7 +33,7 @@ def step_s(figures: Figures, max_staleness: int, *, share: float = SHARE, seats:
         TrainConfig(), num_steps=12, groups_per_step=GROUPS, n_samples_per_prompt=SAMPLES, max_staleness=max_staleness, stall_timeout_s=1e9
     )
     plan = Plan(
-        settings=flow_settings(settings),
+        settings=flow_plan(settings),
         num_engines=1,
         engine=EngineModel(
             token_s=token_s * (1 - share),

@@ -10,7 +10,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.resolve.commands import load_config, load_eval
 from agentrl.resolve.memory import memory_sign, with_shares
-from agentrl.sizing.memory import GIB
+from agentrl.resolve.sizing.memory import GIB
 
 AGENT = ["--agent", "envs/arithmetic.py"]
 SEVEN = str(Path(__file__).parents[3] / "docs" / "models" / "qwen2.5-7b.json")

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl import AgentInstance, Task
-from agentrl.config.schema import RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import GroupRequest, Trajectory
@@ -15,13 +14,13 @@ from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.threads import Threads
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.plan import RolloutConfig
-from agentrl.rollout.settings import EpisodeSettings
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer
 
-PATIENT = EpisodeSettings(run=RunConfig(seed=5), rollout=RolloutConfig(max_new_tokens=32, max_turns=4))
+PATIENT = EpisodePlan(seed=5, rollout=RolloutConfig(max_new_tokens=32, max_turns=4))
 """With the deadlines of a run."""
 SETTINGS = replace(changed(PATIENT, reset_timeout_s=1.5, step_timeout_s=1.5, env_threads=8), close_timeout_s=1.5)
 LIMITS = SETTINGS.env
@@ -50,7 +49,7 @@ class Scene:
 
     env: type[Any]
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
-    settings: EpisodeSettings = SETTINGS
+    settings: EpisodePlan = SETTINGS
     group_request: GroupRequest = GroupRequest(group_id=3, task=TASK, n_samples_per_prompt=2, version=0)  # noqa: RUF009
 
     def episode(self, index: int = 0) -> Episode | ExecutorEpisode:

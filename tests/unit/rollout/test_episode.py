@@ -16,7 +16,7 @@ from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, FinishReason, Status, derive_seed
 from agentrl.learner.batch import merge_turns
-from agentrl.rollout.settings import episode_settings
+from agentrl.resolve.parts import episode_plan
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, env_class, says
 from tests.unit.rollout.templates import tokenizer
@@ -159,9 +159,9 @@ async def test_truncated_sampling_of_a_turn_is_refused_where_ratios_are_computed
     assert "--off-policy none" in (refused.error or "")
     measured = TRAINING.for_eval_sampling(EvalSampling(name="eval", seed=1))
     reused = changed(TrainConfig(), off_policy="none", reuse_behaviour_logprobs=True)
-    assert [
-        episode_settings(config, "").weighs_ratios for config in (TrainConfig(), reused, changed(reused, reuse_behaviour_logprobs=False))
-    ] == [*(True, True, False)]
+    assert [episode_plan(config).weighs_ratios for config in (TrainConfig(), reused, changed(reused, reuse_behaviour_logprobs=False))] == [
+        *(True, True, False)
+    ]
     for settings in (NO_RATIOS, SETTINGS, measured):
         assert (await Scene(env, settings=settings).play()).error is None
 

@@ -15,7 +15,7 @@ from agentrl.env.load import load_agent
 from agentrl.env.plan import IsolationConfig
 from agentrl.flow.ledger import Ledger
 from agentrl.learner.batch import merge_turns
-from agentrl.rollout.settings import EpisodeSettings, ForkSettings
+from agentrl.rollout.episode_plan import EpisodePlan, ForkSettings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK
@@ -77,7 +77,7 @@ async def running(
     path.write_text(text)
     forks = ForkSettings(**{"at": 2, "branches": 2, **changes})
     model = replace(SETTINGS.model, model=str(folder / "model"))
-    settings: EpisodeSettings = replace(SETTINGS, model=model, forks=forks, isolation=IsolationConfig(env_isolation=isolation))
+    settings: EpisodePlan = replace(SETTINGS, model=model, forks=forks, isolation=IsolationConfig(env_isolation=isolation))
     worker = EpisodeWorker(engine, load_agent(str(path)), settings)
     await worker.start()
     try:

@@ -16,9 +16,9 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status
 from agentrl.env.load import load_agent
 from agentrl.resolve.commands import TRAIN
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.group_rewards import GroupRewardSettings
 from agentrl.rollout.plan import ModelConfig
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import settings_of
@@ -62,7 +62,7 @@ async def played(tmp_path: Path, name: str, eval_sampling: EvalSampling | None =
 
     engine = ScriptedEngine(answer=answer, max_model_len=1024, end_token_ids=codec.end_token_ids)
     reward = GroupRewardSettings(name=f"{file}:{name}", **more)  # type: ignore[arg-type]
-    settings = EpisodeSettings(model=ModelConfig(model=str(tiny_model_path())), group_reward=reward)
+    settings = EpisodePlan(model=ModelConfig(model=str(tiny_model_path())), group_reward=reward)
     worker = EpisodeWorker(engine, load_agent(f"{file}:Env"), settings)
     await worker.start()
     try:

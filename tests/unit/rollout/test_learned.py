@@ -14,9 +14,9 @@ from agentrl.core.images import PlacedImage
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.types import EvalSampling, FinishReason, GroupRequest, Status, Trajectory
 from agentrl.env.plan import ANSWER
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.plan import RewardConfig
-from agentrl.rollout.settings import EpisodeSettings
 from tests.image_support import picture, reader_of
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene, env_class, says
@@ -73,7 +73,7 @@ async def judge(
 ) -> Trajectory:
     own = {name: settings.pop(name) for name in list(settings) if name in RewardConfig.__dataclass_fields__}
     reward = RewardConfig(reward_model=tuple(scorers), **own)
-    full: EpisodeSettings = replace(changed(PATIENT, **settings), reward=reward)
+    full: EpisodePlan = replace(changed(PATIENT, **settings), reward=reward)
     learned = LearnedRewards(full, scorers, agent)
     await learned.start()
     (judged,) = await learned.judge(group_request, trajectories, CODEC)

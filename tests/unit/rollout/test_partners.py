@@ -10,18 +10,19 @@ import pytest
 
 from agentrl.assets import tiny_model_path
 from agentrl.check.tokenizer import load_codec
-from agentrl.cluster.build import load_environment
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.load import load
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import past_folder
 from agentrl.core.protocols import Engine
 from agentrl.core.types import Group, GroupRequest, Status, Task
 from agentrl.env.load import load_agent
 from agentrl.resolve.commands import TRAIN
+from agentrl.resolve.parts import environment, episode_plan
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.partner_specs import check_partners, partner_specs, past_steps
 from agentrl.rollout.plan import ModelConfig, PartnerConfig
-from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine
 from tests.servers import Request, serve
@@ -77,7 +78,7 @@ class Made:
 
 async def played(file: Path, partner: str, requests: list[GroupRequest], made: Made | None = None, **more: Any) -> list[Group]:
     made = made or Made(file)
-    settings = EpisodeSettings(
+    settings = EpisodePlan(
         model=ModelConfig(model=str(tiny_model_path())), partner=PartnerConfig(partner=(partner,), partner_every=10, partner_pool=2), **more
     )
     worker = EpisodeWorker(made.says("mine"), load_agent(str(file)), settings, partner_engine=made)
@@ -176,11 +177,11 @@ def test_partners_must_fit_the_environment(file: Path) -> None:
     def config(*partner: str) -> TrainConfig:
         return dataclasses.replace(TrainConfig(run=RunConfig(agent=str(file))), partner=PartnerConfig(partner=partner))
 
-    load_environment(config("bob=past"))
+    environment(config("bob=past"))
     with pytest.raises(ConfigError, match=r"is no agent of Talk. Its agents are ann, bob"):
-        load_environment(config("eve=past"))
+        environment(config("eve=past"))
     with pytest.raises(ConfigError, match="leaves no agent of Talk to train"):
-        load_environment(config("bob=past", "ann=past"))
+        environment(config("bob=past", "ann=past"))
     with pytest.raises(ConfigError, match="has a single agent"):
         check_partners(PartnerConfig(partner=("bob=past",)), (), [""], "Sums")
 
@@ -188,7 +189,7 @@ def test_partners_must_fit_the_environment(file: Path) -> None:
 def test_the_pool_is_kept_in_the_directory_of_the_run(file: Path, tmp_path: Path) -> None:
     words = ["--agent", str(file), "--run-dir", str(tmp_path / "run")]
     config = load(TRAIN, [*words, "--partner", "bob=past"])
-    assert episode_settings(config, "m").partner_folder == str(tmp_path / "run" / "partners")
-    assert episode_settings(load(TRAIN, [*words, "--partner", f"bob=model:{tiny_model_path()}"]), "m").partner_folder == ""
+    assert episode_plan(config).partner_folder == str(tmp_path / "run" / "partners")
+    assert episode_plan(load(TRAIN, [*words, "--partner", f"bob=model:{tiny_model_path()}"])).partner_folder == ""
     with pytest.raises(ConfigError, match="has no effect without --partner NAME=past"):
         load(TRAIN, [*words, "--partner-every", "3"])

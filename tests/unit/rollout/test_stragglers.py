@@ -13,8 +13,8 @@ from agentrl import Task
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.types import FinishReason, Group, GroupRequest, Status, Trajectory, Turn, floats, ints
 from agentrl.rollout.episode import episode_id
+from agentrl.rollout.episode_plan import StragglerPolicy
 from agentrl.rollout.group import Trajectories, run_group
-from agentrl.rollout.settings import StragglerPolicy
 from tests.unit.flow.fakes import Recorder, Scene, ScriptedWorker, flow_of, run_virtual
 
 PATIENCE = StragglerPolicy(quorum=0.75, factor=3.0, least=2)

@@ -24,7 +24,7 @@ from agentrl.core.teaching import TeacherScores
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import FinishReason, GroupRequest, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.engine.teacher_model import TeacherModel
-from agentrl.rollout.settings import episode_settings, teaching_settings
+from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.teachers import HttpTeacher, Teachers
 
 
@@ -136,11 +136,10 @@ def test_teachers_are_started_and_closed() -> None:
 
 def test_settings_follow_from_the_run() -> None:
     config = changed(TrainConfig(), teacher="engine:a", teacher_loss="forward", teacher_top_k=7, teacher_by="k", reward_timeout_s=9.0)
-    found = teaching_settings(config)
+    found = episode_plan(config).teaching
     assert found == TeachingSettings(specs=teacher_specs("engine:a"), top_k=7, by="k", timeout_s=9.0)
-    assert episode_settings(config, "m").teaching == found
-    assert teaching_settings(changed(config, teacher_loss="sampled")) == replace(found, top_k=1)
-    assert teaching_settings(changed(config, teacher="a")) is None
+    assert episode_plan(changed(config, teacher_loss="sampled")).teaching == replace(found, top_k=1)
+    assert episode_plan(changed(config, teacher="a")).teaching is None
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from agentrl.env.tools.channels import Channels, split_channels
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import make_codec
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig
-from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import caller, play_one
@@ -198,7 +198,7 @@ def test_a_generation_config_with_a_token_that_is_none_is_refused() -> None:
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(tmp_path: Path) -> None:
-    settings = changed(EpisodeSettings(), model=str(tmp_path))
+    settings = changed(EpisodePlan(), model=str(tmp_path))
     for size, refused in ((2, True), (5000, False)):
         (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
         if refused:

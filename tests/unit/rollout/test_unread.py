@@ -9,7 +9,8 @@ from agentrl import AgentInstance, Message, StepResult
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import Status
-from agentrl.rollout.settings import EpisodeSettings, episode_settings
+from agentrl.resolve.parts import episode_plan
+from agentrl.rollout.episode_plan import EpisodePlan
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, env_class, says
 
@@ -21,7 +22,7 @@ def tells(state: Any) -> StepResult:
     return StepResult(0.5, [Message(role="user", content=f"go on {state.turn}")])
 
 
-def scene(step: Any, settings: EpisodeSettings = WATCHED, **changes: Any) -> Scene:
+def scene(step: Any, settings: EpisodePlan = WATCHED, **changes: Any) -> Scene:
     return Scene(env_class(step), ScriptedEngine(answer=says("one", "two", "three")), changed(settings, **changes))
 
 
@@ -62,5 +63,5 @@ async def test_of_several_agents_the_next_one_would_have_read_it() -> None:
 
 
 def test_only_runs_with_a_critic_that_bootstraps_keep_it() -> None:
-    assert not episode_settings(TrainConfig(), "").keeps_unread
-    assert episode_settings(changed(TrainConfig(), advantage_estimator="gae"), "").keeps_unread
+    assert not episode_plan(TrainConfig()).keeps_unread
+    assert episode_plan(changed(TrainConfig(), advantage_estimator="gae")).keeps_unread

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl import Task
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.cluster.plan import RunConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
@@ -20,10 +21,11 @@ from agentrl.core.types import EvalSampling, GroupRequest, Status
 from agentrl.env.load import load_agent
 from agentrl.env.plan import DataConfig
 from agentrl.flow.ledger import failure_reason
+from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import EndpointConfig, RolloutConfig, SamplingConfig
-from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine
@@ -239,14 +241,14 @@ def test_settings_come_from_the_configuration_and_survive_pickling() -> None:
         rollout=RolloutConfig(max_new_tokens=9, stop=("x",), env_threads=2),
         data=DataConfig(apply_chat_template=False, system_prompt="s"),
     )
-    settings = episode_settings(config, "model")
+    settings = episode_plan(config)
     assert (settings.run.seed, settings.sampling.temperature, settings.sampling.max_tokens, settings.sampling.stop) == (3, 0.7, 9, ("x",))
     assert (settings.env.threads, settings.data.apply_chat_template, settings.data.system_prompt) == (2, False, "s")
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
 def test_prompts_are_measured_before_an_engine_starts(model: str) -> None:
-    settings = changed(EpisodeSettings(), model=model)
+    settings = changed(EpisodePlan(), model=model)
     check_prompts(settings, [TASK, Task("word " * 60)], context_length(model))
     with pytest.raises(ConfigError) as caught:
         check_prompts(settings, [TASK, Task("x" * 3000, id="long")], context_length(model))
@@ -259,5 +261,5 @@ def test_prompts_are_measured_before_an_engine_starts(model: str) -> None:
 
 
 def test_short_prompts_need_no_tokenizer(tmp_path: Path) -> None:
-    check_prompts(changed(EpisodeSettings(), model=str(tmp_path / "missing")), [TASK], 512)
+    check_prompts(changed(EpisodePlan(), model=str(tmp_path / "missing")), [TASK], 512)
     assert context_length(str(tmp_path / "missing")) == 0

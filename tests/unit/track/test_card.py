@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.mapping import to_json
-from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import RunBegin, RunEnd
+from agentrl.flow.plan import TrainingConfig
 from agentrl.learner.plan import LoraConfig
 from agentrl.rollout.plan import ModelConfig
 from agentrl.track.card import ModelCard, card

@@ -8,11 +8,13 @@ import re
 import pytest
 from rich.console import Console
 
+from agentrl.config.mapping import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.callbacks import Callback, RunBegin, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
 from agentrl.core.types import Status
+from agentrl.resolve.parts import track_plan
 from agentrl.track.sinks import JsonlMetrics
 from agentrl.track.tracker import open_tracker
 from tests.unit.track.events import judged
@@ -35,8 +37,8 @@ def rows_of(run_dir):
 
 async def test_a_run_leaves_its_files_and_prints_its_summary(tmp_path, console, metrics, group):
     run_dir = tmp_path / "runs" / "one"
-    tracker = open_tracker(config(), run_dir, title="calculator", console=console)
-    await tracker.begin(config())
+    tracker = open_tracker(track_plan(config()), run_dir, title="calculator", console=console)
+    await tracker.begin(json.loads(to_json(config())))
     tracker.on_stage("loading engine")
     await tracker.notify(judged(group(Status.FINISHED, records=({"reward": 1.0},))))
     await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
@@ -56,7 +58,7 @@ async def test_a_run_leaves_its_files_and_prints_its_summary(tmp_path, console, 
 
 
 async def test_what_is_switched_off_is_not_written(tmp_path, console, metrics, group):
-    tracker = open_tracker(config(record="none", tensorboard=False), tmp_path, title="t", console=console)
+    tracker = open_tracker(track_plan(config(record="none", tensorboard=False)), tmp_path, title="t", console=console)
     await tracker.notify(judged(group(records=({"reward": 1.0},))))
     await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["groups.jsonl", "metrics.jsonl", "steps.jsonl"]
@@ -68,7 +70,7 @@ async def test_every_file_is_closed_even_if_one_cannot_be(tmp_path, console, met
         def on_run_end(self, event):
             raise OSError("disk full")
 
-    tracker = open_tracker(config(), tmp_path, title="t", console=console)
+    tracker = open_tracker(track_plan(config()), tmp_path, title="t", console=console)
     tracker._builtin = (*tracker._builtin, Broken())
     with pytest.raises(OSError, match="disk full"):
         await tracker.finish(status="failed")
@@ -104,9 +106,9 @@ class Everything(Callback):
 
 async def test_a_callback_of_the_user_sees_the_run_and_its_metrics_are_everywhere(tmp_path, console, metrics, group):
     callback = Everything()
-    tracker = open_tracker(config(), tmp_path, title="t", console=console, callbacks=[callback])
+    tracker = open_tracker(track_plan(config()), tmp_path, title="t", console=console, callbacks=[callback])
     earlier = [{"step": 0, "eval/reward": 0.0}, {**metrics(1), "mismatch/max": None}]
-    await tracker.begin(config(), earlier)
+    await tracker.begin(json.loads(to_json(config())), earlier)
     await tracker.notify(judged(group(Status.FINISHED, Status.TIMEOUT)))
     await tracker.notify(StepEnd(step=2, metrics=metrics(2)))
     summary = await tracker.finish()
@@ -138,7 +140,7 @@ async def test_an_error_at_the_end_is_raised_only_by_a_run_that_finished(tmp_pat
         def on_run_end(self, event):
             told.append(event.status)
 
-    tracker = open_tracker(config(), tmp_path, title="t", console=console, callbacks=[First, Second])
+    tracker = open_tracker(track_plan(config()), tmp_path, title="t", console=console, callbacks=[First, Second])
     if status == "finished":
         with pytest.raises(CallbackError, match=r"callback First.on_run_end raised ValueError: upload failed"):
             await tracker.finish(status=status)
@@ -153,7 +155,7 @@ async def test_a_full_disk_ends_the_run(tmp_path, console, metrics, monkeypatch)
     def full(self, event):
         raise StorageError("metrics.jsonl cannot be written: no space")
 
-    tracker = open_tracker(config(), tmp_path, title="t", console=console)
+    tracker = open_tracker(track_plan(config()), tmp_path, title="t", console=console)
     monkeypatch.setattr(JsonlMetrics, "on_metrics", full)
     with pytest.raises(StorageError, match="no space"):
         await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
@@ -167,7 +169,7 @@ async def test_who_asks_for_the_end_is_named_once(tmp_path, console, metrics):
         def on_step_end(self, event):
             self.stop("good enough")
 
-    tracker = open_tracker(config(), tmp_path, title="t", console=console, callbacks=[Stops], ask_stop=asked.append)
+    tracker = open_tracker(track_plan(config()), tmp_path, title="t", console=console, callbacks=[Stops], ask_stop=asked.append)
     for step in (1, 2):
         await tracker.notify(StepEnd(step=step, metrics=metrics(step)))
     assert asked == ["Stops: good enough"]
@@ -178,7 +180,7 @@ async def test_who_asks_for_the_end_is_named_once(tmp_path, console, metrics):
 
 async def test_built_in_callbacks_do_not_yield(tmp_path, console, metrics):
     """So that a run without callbacks of the user takes its turns as ever."""
-    tracker = open_tracker(config(), tmp_path, title="t", console=console)
+    tracker = open_tracker(track_plan(config()), tmp_path, title="t", console=console)
     turns = []
     other = asyncio.ensure_future(asyncio.sleep(0))
     other.add_done_callback(lambda task: turns.append("other"))

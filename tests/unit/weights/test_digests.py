@@ -24,8 +24,8 @@ from agentrl.core.protocols import Membership, WeightUpdate
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.worker_slots import Supervision
 from agentrl.learner.learner import LearnerRank
-from agentrl.learner.settings import settings_from
 from agentrl.resolve.commands import load_config
+from agentrl.resolve.parts import learner_plan
 from agentrl.weights import digests
 from agentrl.weights.digests import DIGESTS, check, digest, expected, found_in, joined
 from agentrl.weights.sender import SharedMemorySender
@@ -257,7 +257,7 @@ def test_engines_with_other_numbers_are_not_compared() -> None:
     config = load_config(["--agent", "module:Name"])
 
     def every(**settings: Any) -> int:
-        return settings_from(changed(config, **settings), model="m", device="cpu").verify_every
+        return learner_plan(changed(config, **settings), "cpu").verify_every
 
     assert (every(), every(verify_weights_every=7), every(verify_weights_every=0)) == (100, 7, 0)
     assert every(lora_rank=8, publish="adapter") == every(engine_args=("quantization=fp8",)) == 0

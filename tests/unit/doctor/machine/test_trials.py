@@ -27,7 +27,7 @@ from agentrl.doctor.machine.findings import Finding, Level
 from agentrl.doctor.machine.trials import TRIALS, failed
 from agentrl.engine.settings import weight_transport
 from agentrl.learner import attention, head
-from agentrl.sizing.rates import Rates, read_rates
+from agentrl.resolve.sizing.rates import Rates, read_rates
 from tests.shared_files import FileHandles
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ from agentrl.env.agent import AgentInstance
 from agentrl.env.boundary import EnvSession
 from agentrl.env.threads import Threads
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC
 
-SETTINGS = changed(EpisodeSettings(), max_new_tokens=4000, max_turns=12, reset_timeout_s=60.0, step_timeout_s=60.0)
+SETTINGS = changed(EpisodePlan(), max_new_tokens=4000, max_turns=12, reset_timeout_s=60.0, step_timeout_s=60.0)
 Player = Callable[[int, str], str]
 """Number of the turn and all text so far; what the model writes."""
 

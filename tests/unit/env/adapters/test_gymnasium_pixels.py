@@ -15,8 +15,8 @@ from gymnasium import spaces
 from PIL import Image
 
 from agentrl import GymEnv, ResetState, StepState, Task
+from agentrl.cluster.plan import observing
 from agentrl.config.load import load_given
-from agentrl.config.schema import observing
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Message
 from agentrl.env.adapters.gymnasium_vector import load_gym

@@ -18,8 +18,9 @@ import httpx
 import pytest
 
 from agentrl.cli.main import main
+from agentrl.cluster.plan import RunConfig
 from agentrl.config.rules import ISOLATION_RULES
-from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.config.serving import SandboxServing, serving_key
 from agentrl.core.errors import ConfigError, SandboxError

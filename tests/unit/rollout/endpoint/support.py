@@ -16,14 +16,14 @@ from agentrl.env.black_box import BlackBoxSession
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT
 from tests.unit.rollout.templates import tokenizer
 
 TASK = Task("What is one plus two?", label="three", id="sum")
 CODEC = ChatCodec(tokenizer("qwen_tools"))
-SETTINGS: EpisodeSettings = changed(PATIENT, max_new_tokens=400)
+SETTINGS: EpisodePlan = changed(PATIENT, max_new_tokens=400)
 ADD = {
     "type": "function",
     "function": {
@@ -86,7 +86,7 @@ class Stage:
     cls: type[BlackBoxAgent]
     engine: ScriptedEngine
     codec: ChatCodec = CODEC
-    settings: EpisodeSettings = SETTINGS
+    settings: EpisodePlan = SETTINGS
     episodes: list[BlackBoxEpisode] = field(default_factory=list)
 
     async def play(self, server: EndpointServer, index: int = 0) -> tuple[Trajectory, ...]:

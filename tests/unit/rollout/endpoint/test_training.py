@@ -11,7 +11,7 @@ from agentrl.config.sections import changed
 from agentrl.core.types import GroupRequest, Task
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import collate
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import ASKS
@@ -25,7 +25,7 @@ async def test_groups_of_a_file_are_collated_and_kept_apart(tmp_path: Path) -> N
     agent = load_agent(str(file))
     assert agent.name == "Asks"
     engine = ScriptedEngine(answer=lambda request: [20 + sum(request.request_id.encode()) % 30, 21, 22], max_model_len=512)
-    worker = EpisodeWorker(engine, agent, changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=8))
+    worker = EpisodeWorker(engine, agent, changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=8))
     await worker.start()
     try:
         tasks = [Task("1+2=?", label="3", id=str(number)) for number in range(2)]

@@ -13,11 +13,11 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import find_shape, read_shape, shape_of
-from agentrl.sizing import memory
-from agentrl.sizing.memory import adapter_parameters, learner_parts, micro_batch_parts, offloaded_bytes
+from agentrl.resolve.sizing import memory
+from agentrl.resolve.sizing.memory import adapter_parameters, learner_parts, micro_batch_parts, offloaded_bytes
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model
 
-MODELS = Path(__file__).parents[3] / "docs" / "models"
+MODELS = Path(__file__).parents[4] / "docs" / "models"
 SMALL = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
 
 

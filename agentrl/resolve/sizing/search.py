@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.sections import changed
 from agentrl.core.settings import flag
-from agentrl.sizing.plan import Plan, Workload, divide, make_plan, step_seconds
-from agentrl.sizing.speed import CARDS
+from agentrl.resolve.sizing.plan import Plan, Workload, divide, make_plan, step_seconds
+from agentrl.resolve.sizing.speed import CARDS
 
 Values: TypeAlias = Mapping[str, Any]
 

@@ -1,28 +1,22 @@
-"""The sections of the configuration that episodes read, and the values that follow from them; picklable, and free of heavy imports."""
+"""What episodes are played by: sections of settings and the values that follow from them; picklable, and free of heavy imports."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from agentrl.algo.estimators import estimator_facts
-from agentrl.algo.plan import bootstraps, has_ratios
-from agentrl.algo.teacher_specs import TeachingSettings, served_teachers
-from agentrl.config.evaluate import EvaluateConfig
-from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed, sections_of
+from agentrl.algo.teacher_specs import TeachingSettings
 from agentrl.core.types import EvalSampling, GroupRequest, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
-from agentrl.env.plan import IsolationConfig
+from agentrl.env.plan import DataConfig, ImageConfig, IsolationConfig, SandboxConfig
 from agentrl.env.results import bad_result
 from agentrl.env.sandbox.spec import SandboxChoice
 from agentrl.rollout.group_rewards import GroupRewardSettings
-from agentrl.rollout.partner_specs import partner_specs
-from agentrl.rollout.plan import SamplingConfig
+from agentrl.rollout.plan import EndpointConfig, ModelConfig, PartnerConfig, PenaltyConfig, RewardConfig, RolloutConfig
 
 TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "
@@ -59,16 +53,20 @@ class ForkSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeSettings(PlaySettings):
-    """Sections of a command that bear on episodes, and what else the command says of them.
+class EpisodePlan:
+    """Everything that decides how episodes go: sections as they are, and what else a command says of its episodes.
 
     Attributes:
+        model: Section with the model of the policy, the bundled one filled in.
+        seed: Seed of tasks and turns.
         temperature: Sampling temperature.
         is_training: True if something is learned from these episodes.
         weighs_ratios: True if they are trained with importance ratios.
+        max_num_seqs: Sequences that the engine decodes at once, if it is asked for a number.
         straggler_policy: Limit of a group's wait for its last episodes; `None` if it waits until they end.
         close_timeout_s: Deadline of an environment's `close`, seconds.
         run_name: Directory of the run, which containers bear as a label.
+        places: Name under which all workers of a run count its sandboxes together.
         group_reward: Reward that sees whole groups; `None` without one.
         partner_folder: Directory with earlier weights of the run, which agents are played by with ``--partner NAME=past``; empty: the
             policy plays them.
@@ -78,12 +76,25 @@ class EpisodeSettings(PlaySettings):
         keeps_unread: True if an episode that is cut short keeps what it would have read next, for the value of a critic.
     """
 
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    images: ImageConfig = field(default_factory=ImageConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
+    partner: PartnerConfig = field(default_factory=PartnerConfig)
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+    seed: int = 0
     temperature: float = 1.0
     is_training: bool = False
     weighs_ratios: bool = False
+    max_num_seqs: int = 0
     straggler_policy: StragglerPolicy | None = None
     close_timeout_s: float = 10.0
     run_name: str = ""
+    places: str = ""
     group_reward: GroupRewardSettings | None = None
     partner_folder: str = ""
     teaching: TeachingSettings | None = None
@@ -143,7 +154,7 @@ class EpisodeSettings(PlaySettings):
             network=chosen.sandbox_network,
             max_starting=chosen.sandbox_max_starting,
             max_running=chosen.sandbox_max_running,
-            places=(self.run_name or repr(self.run)) if chosen.sandbox_max_running else "",  # the same in all workers
+            places=self.places if chosen.sandbox_max_running else "",
         )
 
     @property
@@ -160,76 +171,34 @@ class EpisodeSettings(PlaySettings):
     @property
     def start_concurrent(self) -> int:
         """Episodes under way at once to begin with, if their number follows the engine's load."""
-        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.num_front_ends
+        return EPISODES_PER_SEQUENCE * self.max_num_seqs // self.rollout.num_front_ends
 
-    def for_member(self, group_request: GroupRequest, index: int) -> EpisodeSettings:
+    def for_member(self, group_request: GroupRequest, index: int) -> EpisodePlan:
         """Return the settings with what the group request changes for the episode of that number; the one behind the members is greedy."""
         settings = self.for_eval_sampling(group_request.eval_sampling)
         if index < group_request.n_samples_per_prompt:
             return settings
         return replace(settings, is_training=False, temperature=0.0)
 
-    def for_eval_sampling(self, eval_sampling: EvalSampling | None) -> EpisodeSettings:
+    def for_eval_sampling(self, eval_sampling: EvalSampling | None) -> EpisodePlan:
         """Return the settings with what `eval_sampling` changes."""
         if eval_sampling is None:
             return self
         temperature = self.temperature if eval_sampling.temperature is None else eval_sampling.temperature
-        return replace(self, run=replace(self.run, seed=eval_sampling.seed), is_training=False, temperature=temperature)
+        return replace(self, seed=eval_sampling.seed, is_training=False, temperature=temperature)
 
+    def with_model(self, model: str) -> EpisodePlan:
+        """Return the plan with another model's directory or hub name."""
+        return replace(self, model=replace(self.model, model=model))
 
-def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
-    """Return the settings of the episodes of a command; `model` is the directory or hub name of the initial policy."""
-    own: dict[str, Any] = {"temperature": temperature_of(config)}
-    if isinstance(config, TrainConfig):
-        own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
-        own["run_name"] = str(config.training.run_dir or "")
-        own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config)}
-        own |= {"forks": fork_settings(config), "keeps_unread": bootstraps(config.algo)}
-        own |= {"teaching": teaching_settings(config), "hint_template": config.algo.teacher_template}
-    sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
-    return changed(EpisodeSettings(**sections, **own), model=model)
-
-
-def temperature_of(config: PlaySettings) -> float:
-    """Return the sampling temperature of a command."""
-    if isinstance(config, EvaluateConfig):
-        return 1.0 if config.eval.eval_temperature is None else config.eval.eval_temperature
-    sampling: SamplingConfig = getattr(config, "sampling", SamplingConfig())
-    return sampling.temperature
-
-
-def _straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
-    if config.flow.group_quorum == 1.0:
-        return None
-    least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
-    return StragglerPolicy(quorum=config.flow.group_quorum, factor=config.flow.straggler_factor, least=least)
-
-
-def partner_folder(config: TrainConfig) -> str:
-    """Return the directory of earlier weights that agents are played by; empty if none are."""
-    if config.training.run_dir is None or not any(spec.kind == "past" for spec in partner_specs(config.partner)):
-        return ""
-    return str(config.training.run_dir.absolute() / PARTNERS)
-
-
-def teaching_settings(config: TrainConfig) -> TeachingSettings | None:
-    """Return the settings of the served teachers of a run; `None` if there are none."""
-    algo = config.algo
-    specs = served_teachers(algo.teacher)
-    top_k = 1 if algo.teacher_loss == "sampled" else algo.teacher_top_k
-    return TeachingSettings(specs=specs, top_k=top_k, by=algo.teacher_by, timeout_s=config.rollout.reward_timeout_s) if specs else None
-
-
-def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:
-    flow, timeout_s = config.flow, config.rollout.reward_timeout_s
-    replaces, weight = flow.group_reward_mode == "replace", flow.group_reward_weight
-    return GroupRewardSettings(name=flow.group_reward, weight=weight, replaces=replaces, timeout_s=timeout_s) if flow.group_reward else None
-
-
-def fork_settings(config: TrainConfig) -> ForkSettings | None:
-    """Return the settings of the forks of a run; `None` if nothing is forked."""
-    flow, at = config.flow, config.flow.branch_at
-    return None if at == "never" else ForkSettings(at=at, branches=flow.branches, entropy=flow.branch_entropy)
+    def for_part(self) -> EpisodePlan:
+        """Return the plan of an episode that an executor plays as a part of its own, which has its own limit and pays the penalties."""
+        return replace(
+            self,
+            rollout=replace(self.rollout, max_episode_tokens=0),
+            data=replace(self.data, apply_chat_template=False),
+            penalty=replace(self.penalty, overlong_buffer=0, stop_properly_penalty=None),
+        )
 
 
 def process_limits(isolation: IsolationConfig) -> ProcessLimits | None:

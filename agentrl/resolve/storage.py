@@ -9,7 +9,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.disk import free_bytes, mount_point, size_text
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import ModelShape, read_shape
-from agentrl.sizing.memory import adapter_parameters, number_bytes
+from agentrl.resolve.sizing.memory import adapter_parameters, number_bytes
 from agentrl.track.tracker import RunWarning
 
 ADAM = 12

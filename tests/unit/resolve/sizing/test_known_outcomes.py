@@ -14,11 +14,11 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import ModelShape, find_shape, shape_of
 from agentrl.resolve.memory import memory_sign
-from agentrl.sizing.memory import GIB, engine_plan, host_bytes, learner_parts, micro_batch_parts
-from agentrl.sizing.plan import Hardware, Plan, Workload, divide, make_plan
-from agentrl.sizing.search import remedies
+from agentrl.resolve.sizing.memory import GIB, engine_plan, host_bytes, learner_parts, micro_batch_parts
+from agentrl.resolve.sizing.plan import Hardware, Plan, Workload, divide, make_plan
+from agentrl.resolve.sizing.search import remedies
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MODELS, FAMILIES = ROOT / "docs" / "models", ROOT / "tests" / "model_configs"
 SEVEN = find_shape(str(MODELS / "qwen2.5-7b.json"))
 CARD = 80 * GIB

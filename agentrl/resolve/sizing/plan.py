@@ -10,7 +10,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.model_shape import ModelShape
 from agentrl.core.settings import Count, NonNegative
-from agentrl.sizing.memory import (
+from agentrl.resolve.sizing.memory import (
     CONTEXT,
     ENGINE_EXTRA,
     GIB,
@@ -22,7 +22,7 @@ from agentrl.sizing.memory import (
     parts_beside_engine,
     served_bytes,
 )
-from agentrl.sizing.speed import Card, Range, decode_rate, learner_rate, over, train_seconds, turn_seconds
+from agentrl.resolve.sizing.speed import Card, Range, decode_rate, learner_rate, over, train_seconds, turn_seconds
 
 FULL, HANDING_OVER = "a learner rank needs", "the weights of a learner rank and of its engine need"
 """Beginnings of sentences about what does not fit."""

@@ -16,14 +16,14 @@ from agentrl.core.model_shape import find_shape
 from agentrl.core.paths import CACHE
 from agentrl.resolve.commands import TRAIN, load_config
 from agentrl.resolve.plan import with_defaults
-from agentrl.sizing import search
-from agentrl.sizing.memory import GIB, adapter_parameters, engine_plan
-from agentrl.sizing.plan import Hardware, Plan, Workload, divide, make_plan, step_seconds
-from agentrl.sizing.rates import Rates, keep_rates
-from agentrl.sizing.search import ADAPTED, KEPT, SHARED, Remedy, memory_remedy, more_gpus, remedies
-from agentrl.sizing.speed import CARDS, Range, card_named, decode_rate, learner_rate, pass_flops, step_flops
+from agentrl.resolve.sizing import search
+from agentrl.resolve.sizing.memory import GIB, adapter_parameters, engine_plan
+from agentrl.resolve.sizing.plan import Hardware, Plan, Workload, divide, make_plan, step_seconds
+from agentrl.resolve.sizing.rates import Rates, keep_rates
+from agentrl.resolve.sizing.search import ADAPTED, KEPT, SHARED, Remedy, memory_remedy, more_gpus, remedies
+from agentrl.resolve.sizing.speed import CARDS, Range, card_named, decode_rate, learner_rate, pass_flops, step_flops
 
-MODELS = Path(__file__).parents[3] / "docs" / "models"
+MODELS = Path(__file__).parents[4] / "docs" / "models"
 SEVEN, LARGE = (find_shape(str(MODELS / f"qwen2.5-{size}.json")) for size in ("7b", "72b"))
 WORK = Workload()
 

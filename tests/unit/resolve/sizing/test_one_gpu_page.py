@@ -14,11 +14,11 @@ from agentrl.core.model_shape import find_shape
 from agentrl.resolve import memory
 from agentrl.resolve.commands import TRAIN
 from agentrl.resolve.plan import with_defaults
-from agentrl.sizing.memory import GIB
-from agentrl.sizing.plan import Hardware, Plan, Workload, divide, make_plan
-from agentrl.sizing.search import memory_remedy
+from agentrl.resolve.sizing.memory import GIB
+from agentrl.resolve.sizing.plan import Hardware, Plan, Workload, divide, make_plan
+from agentrl.resolve.sizing.search import memory_remedy
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "one_gpu.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (\d+) \| (qwen[\w.-]+) \| [^|]+ \| `([^`]*)` \| ([\d.]+) \| ([\d,]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
 REFUSED = re.findall(r"^\| (\d+) \| (qwen[\w.-]+) \| `([^`]*)` \| ([^|]+) \|$", PAGE, re.MULTILINE)

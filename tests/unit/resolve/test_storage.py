@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrl.api.storage import checkpoint_bytes, storage_sign
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import find_shape
+from agentrl.resolve.storage import checkpoint_bytes, storage_sign
 
 CONFIG = changed(TrainConfig(), model=str(tiny_model_path()), save_every=5)
 ONE = checkpoint_bytes(CONFIG, find_shape(str(tiny_model_path())))

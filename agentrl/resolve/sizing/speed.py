@@ -10,8 +10,8 @@ from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import ModelShape, read_shape
-from agentrl.sizing.memory import GIB, EnginePlan, adapter_parameters, number_bytes, offloaded_bytes, served_bytes
-from agentrl.sizing.rates import read_rates
+from agentrl.resolve.sizing.memory import GIB, EnginePlan, adapter_parameters, number_bytes, offloaded_bytes, served_bytes
+from agentrl.resolve.sizing.rates import read_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import find_shape
 from agentrl.profile.plan_text import plan_lines
 from agentrl.resolve.memory import gpu_bytes, memory_sign
-from agentrl.sizing.memory import GIB, host_bytes, offloaded_bytes
-from agentrl.sizing.plan import Hardware, Workload, divide, machine_bytes, make_plan, step_seconds
-from agentrl.sizing.search import KEPT, remedies
-from agentrl.sizing.speed import Range
+from agentrl.resolve.sizing.memory import GIB, host_bytes, offloaded_bytes
+from agentrl.resolve.sizing.plan import Hardware, Workload, divide, machine_bytes, make_plan, step_seconds
+from agentrl.resolve.sizing.search import KEPT, remedies
+from agentrl.resolve.sizing.speed import Range
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MODELS = ROOT / "docs" / "models"
 SEVEN = str(MODELS / "qwen2.5-7b.json")
 EIGHT = Hardware(gpus=8, gpu_bytes=80 * GIB)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.paths import CACHE
-from agentrl.sizing.rates import Rates, keep_rates, rates_file, read_rates
+from agentrl.resolve.sizing.rates import Rates, keep_rates, rates_file, read_rates
 
 CARD = Rates(matmul_bfloat16=7e14, matmul_float32=5e13, memory=3e12, host_to_device=5e10, device_to_host=5e10, device_bytes=8e10)
 
