@@ -24,10 +24,9 @@ from agentrl.core.paths import absolute_path
 from agentrl.core.process import cuda_device_count
 from agentrl.resolve.directories import default_directory
 from agentrl.resolve.ranks import holds_directory
+from agentrl.resolve.saved import AUTO
 from agentrl.resolve.steps import Steps
 from agentrl.resolve.tune_rules import check, check_models, micro_batch, num_ranks, with_best, with_learning_rate
-
-AUTO = "auto"
 
 
 class TuneCommand(Command[TuneConfig]):

@@ -12,7 +12,7 @@ from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import check_directory, complete_file
 from agentrl.core.paths import shown_path
 from agentrl.resolve.ranks import holds_directory, is_first
-from agentrl.resolve.tune import AUTO
+from agentrl.resolve.saved import AUTO
 from agentrl.track.html import curve, escaped, table
 from agentrl.track.jsonl import encode, read_lines
 from agentrl.track.text import counted

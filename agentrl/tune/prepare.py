@@ -64,8 +64,8 @@ def prepare(
     tokenizer = make_tokenizer(model, data.eos_token)
 
     def make() -> Kept:
-        reader = image_reader(model, images)
-        encoder, evaluation = (Encoder(TextCodec(tokenizer), data, model, method, reader) for _ in range(2))
+        codec, reader = TextCodec(tokenizer), image_reader(model, images)
+        encoder, evaluation = (Encoder(codec, data, model, method, reader) for _ in range(2))
         return _encoded(examples, encoder, evaluation, data, packing=getattr(method, "packing", False), num_ranks=num_ranks)
 
     with without_collections():
@@ -109,7 +109,7 @@ def _check_images(rows: Sequence[Row], data: str, *, packing: bool, num_ranks: i
         raise ConfigError("--data", data, problem, "Train on one rank, or on rows that all have images.")
 
 
-def make_tokenizer(model: ModelConfig, end: str = "") -> Any:
+def make_tokenizer(model: ModelConfig, end: str) -> Any:
     """Return the model's tokenizer with the user's own chat template and end token, as it is saved beside the trained model.
 
     Raises:

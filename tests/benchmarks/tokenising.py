@@ -54,7 +54,7 @@ def measured(kind: str, model: str, data: str, cache: str) -> dict[str, Any]:
 
     given = {"data": data, "model": model, "max_length": 8192, "eval_size": 0, "token_cache": cache or "none"}
     plan = load_given(METHODS["sft"], given)
-    tokenizer = make_tokenizer(plan.settings.model)
+    tokenizer = make_tokenizer(plan.settings.model, "")
     if kind == "plain":
         chats = [json.loads(line)["messages"] for line in Path(data).read_text(encoding="utf-8").splitlines()]
         begin = time.perf_counter()

@@ -276,7 +276,7 @@ def test_a_run_has_the_optimizer_that_is_asked_for(optimizer: str, kind: str, tm
     """A resumed run is compared in `tests/e2e/test_tune.py`."""
     given = config(optimizer=optimizer, weight_decay=0.1)
     arguments = build.arguments(given, tmp_path, 1, evaluate_first=False)
-    trainer = build.build_trainer(given, arguments, make_tokenizer(given.settings.model), [], None)
+    trainer = build.build_trainer(given, arguments, make_tokenizer(given.settings.model, ""), [], None)
     made = trainer.create_optimizer()
     assert type(made).__name__ == kind
     assert {group["lr"] for group in made.param_groups} == {given.settings.optim.learning_rate}

@@ -255,7 +255,7 @@ def test_rows_have_the_text_of_trls_preparation(command: str, row: dict[str, Any
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row))
     plan = load_given(METHODS[command], {"data": str(path)})
-    tokenizer = make_tokenizer(plan.settings.model)
+    tokenizer = make_tokenizer(plan.settings.model, "")
     codec = TextCodec(tokenizer)
     (found,) = rows_of(plan).parts[0]
     theirs = maybe_apply_chat_template(maybe_extract_prompt(deepcopy(row)), tokenizer)

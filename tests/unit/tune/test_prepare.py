@@ -59,7 +59,7 @@ def written(path: Path, *rows: dict[str, Any]) -> str:
 def test_a_template_of_the_user_renders_the_rows_and_is_kept_by_the_tokenizer(template: str):
     found = prepared(data=CHATS, chat_template=template)
     assert found.samples[0].startswith("<|user|>What is 8-0?<|tool|><|assistant|>[[8<|tool|>]]")
-    tokenizer = make_tokenizer(ModelConfig(chat_template=template))
+    tokenizer = make_tokenizer(ModelConfig(chat_template=template), "")
     assert tokenizer.chat_template == ENDING_WITH_TOOL
     assert found.ends == (tokenizer.convert_tokens_to_ids("<|tool|>"),)
 
