@@ -30,11 +30,11 @@ from agentrl.cli import (
 from agentrl.config.certify import CERTIFY
 from agentrl.config.iterate import load_iterate
 from agentrl.config.load import Command, read_flags
+from agentrl.config.methods import METHODS
 from agentrl.config.sections import settings_of
 from agentrl.config.words import others
 from agentrl.resolve.commands import EVAL, PLAY, SAMPLE, SERVE, TRAIN
-from agentrl.tune.load import TuneCommand
-from agentrl.tune.methods import METHODS
+from agentrl.resolve.tune import TuneCommand
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

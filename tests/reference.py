@@ -14,11 +14,11 @@ from typing import Any
 
 from agentrl.algo.plan import KINDS, AlgorithmKind
 from agentrl.config.help import default_text, values
+from agentrl.config.methods import METHODS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import Setting, bare, sections_of, settings_of
+from agentrl.config.tune import TuneConfig
 from agentrl.core.settings import flag
-from agentrl.tune.methods import METHODS
-from agentrl.tune.settings import TuneConfig
 from tests import generated_pages
 from tests.unit.rollout.families import table
 
@@ -66,7 +66,7 @@ HIDDEN = {flag("n_samples_per_prompt"), flag("temperature")}
 TUNE_INTRO = """\
 # Settings of supervised and preference training
 
-<!-- Written by `make docs` from agentrl/tune; do not edit. -->
+<!-- Written by `make docs` from agentrl/config/tune.py; do not edit. -->
 
 Every setting of the commands in [supervised and preference training](../tune.md): sections that all of them share, and then those of each
 command. Settings come from the defaults, then from the file that `--config FILE` names, then from flags, as for

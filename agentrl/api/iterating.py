@@ -116,9 +116,9 @@ def check_phases(config: IterateConfig) -> None:
     Raises:
         ConfigError: If one is wrong; the message says of which phase.
     """
+    from agentrl.config.methods import METHODS
     from agentrl.resolve.commands import load_eval, load_sample
-    from agentrl.tune.load import load as load_method
-    from agentrl.tune.methods import METHODS
+    from agentrl.resolve.tune import load as load_method
 
     plan = _Round(config, Path("runs") / "iterate", 1, config.iterate.model, Console(quiet=True))
     checks: dict[str, Callable[[], object]] = {

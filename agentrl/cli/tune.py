@@ -10,18 +10,17 @@ from agentrl.core.exit_codes import INTERRUPTED
 
 def main(command: str, words: list[str]) -> int:
     """Train by the method of a command as the words after it say."""
+    from agentrl.config.methods import METHODS
     from agentrl.core.paths import shown_path
-    from agentrl.tune.load import load, to_json
-    from agentrl.tune.methods import METHODS
+    from agentrl.resolve.tune import load
     from agentrl.tune.run import preview, run
 
-    method = METHODS[command]
-    config = load(method, [word for word in words if word != "--dry-run"])
+    plan = load(METHODS[command], [word for word in words if word != "--dry-run"])
     if "--dry-run" in words:
-        sys.stderr.write("".join(f"agentrl: {line}\n" for line in preview(method, config)))
-        sys.stdout.write(to_json(method, config) + "\n")
+        sys.stderr.write("".join(f"agentrl: {line}\n" for line in preview(plan)))
+        sys.stdout.write(plan.to_json() + "\n")
         return 0
-    result = run(method, config)
+    result = run(plan)
     if result.status == "finished":
         return 0
     sys.stderr.write(f"agentrl: interrupted; continue with: agentrl {command} --resume {shown_path(result.run_dir)}\n")

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
-from agentrl.config.schema import PlaySettings
 from agentrl.config.sections import changed
 
-P = TypeVar("P", bound=PlaySettings)
+P = TypeVar("P")
 
 GIVEN = ("flag", "python", "file")
 """Sources that are somebody's word; all others are decisions."""

@@ -11,27 +11,29 @@ import torch
 import transformers
 from transformers import TrainingArguments
 
+from agentrl.config.methods import Method
+from agentrl.config.tune import OptimConfig, ProcessMethodConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.language_models import CLASSES, language_model
 from agentrl.core.model_shape import trained_positions
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.lora import outside_text
 from agentrl.learner.merge import LABELS
-from agentrl.learner.plan import ALL_LINEAR, LearnerConfig
+from agentrl.learner.plan import ALL_LINEAR, LearnerConfig, LoraConfig
 from agentrl.learner.quantised import quantisation, use_one_product
+from agentrl.resolve.tune import TunePlan
+from agentrl.resolve.tune_rules import model_path
+from agentrl.rollout.plan import ModelConfig
 from agentrl.tune.directory import CHECKPOINTS
-from agentrl.tune.methods import Method
 from agentrl.tune.objectives import OBJECTIVES
-from agentrl.tune.prepare import image_reader, model_path
-from agentrl.tune.rules import micro_batch, num_ranks
-from agentrl.tune.settings import ProcessMethodConfig, TuneConfig
+from agentrl.tune.prepare import image_reader
 from agentrl.tune.trainer import Collator, MethodTrainer
 from agentrl.weights.rope import fix_rope
 
 
-def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: bool) -> dict[str, Any]:
+def arguments(plan: TunePlan, run_dir: Path, steps: int, *, evaluate_first: bool) -> dict[str, Any]:
     """Return the arguments that trainers of transformers share, for a run of so many steps."""
-    optim, size = config.optim, micro_batch(config)
+    optim, ranks, size = plan.settings.optim, plan.ranks.num_ranks, plan.ranks.micro_batch_size
     cuda = torch.cuda.is_available()
     shape = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}[optim.lr_schedule]
     given: dict[str, Any] = {
@@ -39,7 +41,7 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
         "max_steps": steps,
         "per_device_train_batch_size": size,
         "per_device_eval_batch_size": size,
-        "gradient_accumulation_steps": optim.batch_size // num_ranks(config) // size,
+        "gradient_accumulation_steps": optim.batch_size // ranks // size,
         "learning_rate": optim.learning_rate,
         "lr_scheduler_type": shape,
         "warmup_steps": optim.lr_warmup_steps,
@@ -52,7 +54,7 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
         "use_cpu": not cuda,
         "gradient_checkpointing": optim.gradient_checkpointing,
         "train_sampling_strategy": "sequential",  # rows come in the order in which they are drawn
-        "seed": config.run.seed,
+        "seed": plan.settings.run.seed,
         "eval_on_start": evaluate_first,
         "eval_strategy": "no",  # what follows a step is for `Follower` to say
         "save_strategy": "no",
@@ -65,12 +67,12 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
         "remove_unused_columns": False,
         "include_num_input_tokens_seen": "non_padding",
     }
-    if optim.gradient_checkpointing and optim.zero_stage == 3 and config.lora.lora_rank:
+    if optim.gradient_checkpointing and optim.zero_stage == 3 and plan.settings.lora.lora_rank:
         # DeepSpeed checks the shapes of recomputed tensors, and finds those of parameters that it has let go of.
         given["gradient_checkpointing_kwargs"] = {"use_reentrant": True}
     if optim.zero_stage:
         given["deepspeed"] = deepspeed_settings(optim.zero_stage)
-    if not cuda and num_ranks(config) > 1:
+    if not cuda and ranks > 1:
         given["ddp_backend"] = "gloo"
     if optim.liger_kernels:  # losses are computed here, from logits
         given["use_liger_kernel"] = True
@@ -97,12 +99,11 @@ def deepspeed_settings(stage: int) -> dict[str, Any]:
     }
 
 
-def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tokenizer: Any, train: Any, held_out: Any) -> MethodTrainer:
-    """Return the trainer of a method.
+def build_trainer(plan: TunePlan, given: dict[str, Any], tokenizer: Any, train: Any, held_out: Any) -> MethodTrainer:
+    """Return the trainer of a run.
 
     Args:
-        method: The method.
-        config: Settings of the run.
+        plan: The run.
         given: What `arguments` returned.
         tokenizer: Of the model; it gets a padding token if it has none.
         train: Rows to train on, in the order in which they are drawn.
@@ -113,23 +114,25 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
     """
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    rows = {"train_dataset": train, "eval_dataset": held_out, "data_collator": Collator(tokenizer.pad_token_id, image_reader(config))}
+    settings, command = plan.settings, plan.method.command
+    reader = image_reader(settings.model, settings.images)
+    rows = {"train_dataset": train, "eval_dataset": held_out, "data_collator": Collator(tokenizer.pad_token_id, reader)}
     args = TrainingArguments(**given)  # before models are loaded, which ZeRO-3 divides while they are
     try:
-        objective = functools.partial(OBJECTIVES[method.command], config.method, _frozen_model(config, args))
-        model = _trained_model(method, config, tokenizer.pad_token_id, bf16=args.bf16)
+        objective = functools.partial(OBJECTIVES[command], settings.method, _frozen_model(plan, args))
+        model = _trained_model(plan, tokenizer.pad_token_id, bf16=args.bf16)
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(f"agentrl {method.command}", model_path(config), f"cannot be trained: {reason}", "See --debug.") from error
-    optimizer = None if config.optim.optimizer == "adamw" else functools.partial(_optimizer, config)
+        raise ConfigError(f"agentrl {command}", model_path(settings.model), f"cannot be trained: {reason}", "See --debug.") from error
+    optimizer = None if settings.optim.optimizer == "adamw" else functools.partial(_optimizer, settings.optim)
     return MethodTrainer(objective=objective, optimizer=optimizer, model=model, args=args, processing_class=tokenizer, **rows)
 
 
-def _optimizer(config: TuneConfig, model: Any) -> torch.optim.Optimizer:
+def _optimizer(optim: OptimConfig, model: Any) -> torch.optim.Optimizer:
     """Return an optimizer that is another one than the AdamW of transformers, or made in another way."""
     from agentrl.learner.optimizers import build_optimizer
 
-    return build_optimizer(model, config.optim)
+    return build_optimizer(model, optim)
 
 
 def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
@@ -146,76 +149,78 @@ def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
     model.generation_config.eos_token_id = list(dict.fromkeys([*ends, *known]))
 
 
-def _trained_model(method: Method, config: TuneConfig, pad_token_id: int, *, bf16: bool = False) -> Any:
+def _trained_model(plan: TunePlan, pad_token_id: int, *, bf16: bool = False) -> Any:
     """Return the model to train, with its adapter if it gets one."""
-    transformers.set_seed(config.run.seed)
-    model = _loaded(method, config, bf16=bf16)
+    settings, method = plan.settings, plan.method
+    transformers.set_seed(settings.run.seed)
+    model = _loaded(method, settings.model, settings.optim, bf16=bf16)
     model.config.get_text_config().pad_token_id = pad_token_id
     if model.can_generate():
         model.generation_config.pad_token_id = pad_token_id
-    if isinstance(config.method, ProcessMethodConfig):
-        model.config.step_separator = config.method.step_separator
-    _fix_rope(model, config)
+    if isinstance(settings.method, ProcessMethodConfig):
+        model.config.step_separator = settings.method.step_separator
+    _fix_rope(model, settings.data.max_length)
     if method.without_dropout:
         disable_dropout(model)
-    if not config.lora.lora_rank:
+    if not settings.lora.lora_rank:
         return model
     from peft import get_peft_model
 
     # DeepSpeed gathers small parameters in one buffer, which has one data type.
-    model = get_peft_model(model, adapter(method, config, outside_text(model)), autocast_adapter_dtype=config.optim.zero_stage != 3)
-    if config.optim.gradient_checkpointing:
+    model = get_peft_model(
+        model, adapter(method, settings.lora, outside_text(model)), autocast_adapter_dtype=settings.optim.zero_stage != 3
+    )
+    if settings.optim.gradient_checkpointing:
         model.enable_input_require_grads()
     return model
 
 
-def _loaded(method: Method, config: TuneConfig, *, bf16: bool) -> Any:
+def _loaded(method: Method, model: ModelConfig, optim: OptimConfig, *, bf16: bool) -> Any:
     """Return the model in the data type of its weights, or with frozen ones in 4 bits that compute in bfloat16 with `bf16`."""
-    trusted, optim = config.model.trust_remote_code, config.optim
-    kind = CLASSES[method.task](model_path(config), trust_remote_code=trusted)
+    path, trusted = model_path(model), model.trust_remote_code
+    kind = CLASSES[method.task](path, trust_remote_code=trusted)
     given: dict[str, Any] = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
     if optim.load_in_4bit:
         given["quantization_config"] = quantisation(torch.bfloat16 if bf16 else torch.float32, method.head)
         if torch.cuda.is_available():
             given["device_map"] = {"": torch.cuda.current_device()}
-    model = kind.from_pretrained(model_path(config), dtype=getattr(torch, optim.weight_dtype), trust_remote_code=trusted, **given)
+    loaded = kind.from_pretrained(path, dtype=getattr(torch, optim.weight_dtype), trust_remote_code=trusted, **given)
     if optim.load_in_4bit:
-        use_one_product(model)
-    return model
+        use_one_product(loaded)
+    return loaded
 
 
-def _frozen_model(config: TuneConfig, args: TrainingArguments) -> Any:
+def _frozen_model(plan: TunePlan, args: TrainingArguments) -> Any:
     """Return the teacher or the reference model; `None` if there is none, or if it is the model without its adapter."""
-    own = config.method
+    settings, own = plan.settings, plan.settings.method
     name = getattr(own, "teacher", "") or getattr(own, "reference", "")
-    if not name and (not hasattr(own, "reference") or config.lora.lora_rank):
+    if not name and (not hasattr(own, "reference") or settings.lora.lora_rank):
         return None
-    dtype = torch.bfloat16 if args.bf16 and config.optim.zero_stage else torch.float32  # as DeepSpeed has the trained model
-    trusted = config.model.trust_remote_code
-    path = name or model_path(config)
+    dtype = torch.bfloat16 if args.bf16 and settings.optim.zero_stage else torch.float32  # as DeepSpeed has the trained model
+    trusted = settings.model.trust_remote_code
+    path = name or model_path(settings.model)
     model = language_model(path, trust_remote_code=trusted).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
-    _fix_rope(model, config)
-    if config.optim.zero_stage < 3:
+    _fix_rope(model, settings.data.max_length)
+    if settings.optim.zero_stage < 3:
         return model.to(args.device).requires_grad_(False).eval()
     from agentrl.learner.engine import partition_frozen
 
     return partition_frozen(model, LearnerConfig(zero_stage=3), args.device, bf16=args.bf16)
 
 
-def _fix_rope(model: Any, config: TuneConfig) -> None:
+def _fix_rope(model: Any, max_length: int) -> None:
     """Give a model the rotary positions that engines give it: those of its training, unless rows may be longer."""
     own = trained_positions(model.config)
     if own:  # other models have the same positions in rows of any length
-        fix_rope(model, max(own, config.data.max_length), "--max-length")
+        fix_rope(model, max(own, max_length), "--max-length")
 
 
-def adapter(method: Method, config: TuneConfig, without: Sequence[str] = ()) -> Any:
+def adapter(method: Method, lora: LoraConfig, without: Sequence[str] = ()) -> Any:
     """Return peft's settings of the adapter; layers named in `without` get none."""
-    from peft import LoraConfig
+    import peft
 
-    lora = config.lora
     names = lora.target_names
-    return LoraConfig(
+    return peft.LoraConfig(
         r=lora.lora_rank,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,

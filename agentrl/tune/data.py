@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentrl.config.tune import TuneDataConfig, TuneEvalConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.settings import listed
 from agentrl.core.types import derive_seed
@@ -17,7 +18,6 @@ from agentrl.track.text import counted
 from agentrl.tune.forms import PARSERS, Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.named import Item, NamedForm, named_form, recast, unfolded
 from agentrl.tune.row_images import RowError
-from agentrl.tune.settings import TuneConfig, TuneDataConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,19 @@ NAMES = {
 }
 
 
-def read_examples(config: TuneConfig, form: str) -> Examples:
+def read_examples(data: TuneDataConfig, form: str, seed: int, evaluation: TuneEvalConfig) -> Examples:
     """Read and check all rows that a run trains and evaluates on.
 
     Args:
-        config: Settings of the run.
+        data: Sources of the rows, and what is taken of them.
         form: Form of the rows, a key of `agentrl.tune.forms.PARSERS`.
+        seed: Seed of the choice of held-out rows.
+        evaluation: Evaluations, which need such rows.
 
     Raises:
         DataError: If a row is malformed; the message names the file, the line and the column.
         ConfigError: If nothing is left to train on.
     """
-    data = config.data
     reading = PromptFormat(flag="--data", split=data.data_split, split_flag="--data-split")
     read = [_read(source, reading, data, form) for source in listed(data.data)]
     parts, notes = [each.examples for each in read], [note for each in read for note in each.notes]
@@ -86,15 +87,15 @@ def read_examples(config: TuneConfig, form: str) -> Examples:
         found = [example for each in evaluated for example in each.examples]
         notes += [note for each in evaluated for note in each.notes]
         count = data.eval_size or len(found)
-        return Examples(tuple(map(tuple, parts)), weights, tuple(_sample(found, count, config.run.seed)[0]), tuple(notes))
+        return Examples(tuple(map(tuple, parts)), weights, tuple(_sample(found, count, seed)[0]), tuple(notes))
     if not weights:
         parts = [list(itertools.chain.from_iterable(parts))]
     count = held_out_of(sum(map(len, parts))) if data.eval_size is None else data.eval_size
-    if (config.eval.eval_every or config.eval.keep_best) and not count:
-        name, value = ("--eval-every", config.eval.eval_every) if config.eval.eval_every else ("--keep-best", config.eval.keep_best)
+    if (evaluation.eval_every or evaluation.keep_best) and not count:
+        name, value = ("--eval-every", evaluation.eval_every) if evaluation.eval_every else ("--keep-best", evaluation.keep_best)
         problem = f"has no rows to evaluate on: of {counted(sum(map(len, parts)), 'row')} none is held out unless you say so"
         raise ConfigError(name, value, problem, "Add --eval-size N or --eval-data.")
-    held, kept = _hold_out(parts, weights or (1.0,), count, config.run.seed)
+    held, kept = _hold_out(parts, weights or (1.0,), count, seed)
     return Examples(tuple(map(tuple, kept)), weights, tuple(held), tuple(notes))
 
 
@@ -177,13 +178,12 @@ def _sample(examples: list[Example], count: int, seed: int, part: int = 0) -> tu
     return split
 
 
-def drawing_order(sizes: Sequence[int], count: int, config: TuneConfig) -> list[int]:
+def drawing_order(sizes: Sequence[int], count: int, data: TuneDataConfig, seed: int) -> list[int]:
     """Return the indices of the first `count` rows that a run draws, epoch after epoch, from parts of these sizes that follow each other.
 
     The order follows from the seed alone, so a resumed run and a run on another number of ranks draw the same rows in each step.
     """
-    weights = tuple(map(float, listed(config.data.data_probs))) or (1.0,)
-    order = TaskOrder(sizes, weights, seed=config.run.seed, shuffle=config.data.shuffle)
+    order = _order(sizes, data, seed)
     drawn: list[int] = []
     for epoch in itertools.count():
         if len(drawn) >= count:
@@ -192,7 +192,10 @@ def drawing_order(sizes: Sequence[int], count: int, config: TuneConfig) -> list[
     raise AssertionError
 
 
-def epoch_size(sizes: Sequence[int], config: TuneConfig) -> int:
+def epoch_size(sizes: Sequence[int], data: TuneDataConfig, seed: int) -> int:
     """Return the number of rows of the first epoch: all rows, or with proportions as many as empty the first part that is drawn whole."""
-    weights = tuple(map(float, listed(config.data.data_probs))) or (1.0,)
-    return len(TaskOrder(sizes, weights, seed=config.run.seed, shuffle=config.data.shuffle).epoch(0))
+    return len(_order(sizes, data, seed).epoch(0))
+
+
+def _order(sizes: Sequence[int], data: TuneDataConfig, seed: int) -> TaskOrder:
+    return TaskOrder(sizes, tuple(map(float, listed(data.data_probs))) or (1.0,), seed=seed, shuffle=data.shuffle)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import check_directory, complete_file
 from agentrl.core.paths import shown_path
+from agentrl.resolve.ranks import holds_directory, is_first
+from agentrl.resolve.saved import AUTO
 from agentrl.track.html import curve, escaped, table
 from agentrl.track.jsonl import encode, read_lines
 from agentrl.track.text import counted
-from agentrl.tune.launch import is_first
-from agentrl.tune.load import AUTO, check_unchanged, to_json
-from agentrl.tune.methods import Method
-from agentrl.tune.settings import TuneConfig
 
 CHECKPOINTS = "checkpoints"
 PREFIX = "checkpoint-"
@@ -122,37 +120,29 @@ class RunDirectory:
             _write(path, json.dumps({"sha256": fingerprint}) + "\n")
 
 
-def open_directory(method: Method, config: TuneConfig) -> RunDirectory:
+def open_directory(path: Path, resume: str, settings: str) -> RunDirectory:
     """Make the directory of a run, or find where it goes on; the first rank writes.
+
+    Args:
+        path: The directory.
+        resume: ``--resume``.
+        settings: The text of ``config.json``.
 
     Raises:
         ConfigError: If it holds another run, cannot be written to, or there is nothing to go on from.
     """
-    path = config.run.run_dir
-    if path is None:
-        raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
-    checkpoint = _resumed(config, path) if config.run.resume else None
-    if checkpoint is None and config.run.resume not in ("", AUTO):
-        remedy = "Start it again without --resume, with --save-every N."
-        raise ConfigError("--resume", config.run.resume, "holds no complete checkpoint", remedy)
-    if checkpoint is None and not config.run.resume and (path / "metrics.jsonl").exists() and is_first():
+    checkpoint = latest_checkpoint(path / CHECKPOINTS) if resume and (path / "config.json").is_file() else None
+    if checkpoint is None and resume not in ("", AUTO):
+        raise ConfigError("--resume", resume, "holds no complete checkpoint", "Start it again without --resume, with --save-every N.")
+    if checkpoint is None and not resume and (path / "metrics.jsonl").exists() and is_first():
         raise ConfigError("--run-dir", shown_path(path), "already holds a run", "Choose another directory, or continue it with --resume.")
     try:
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        if is_first():
-            saved = replace(config, run=replace(config.run, resume=""))
-            _write(path / "config.json", to_json(method, saved) + "\n")
+        if holds_directory():
+            _write(path / "config.json", settings + "\n")
     except OSError as error:
         raise ConfigError("--run-dir", str(path), f"cannot be written to: {error.strerror}", "Name another directory.") from error
     return RunDirectory(path, checkpoint, tuple(_rewound(path / "metrics.jsonl", checkpoint_step(checkpoint) if checkpoint else -1)))
-
-
-def _resumed(config: TuneConfig, path: Path) -> Path | None:
-    """Return the checkpoint that a run goes on from, after a look at its settings."""
-    if not (path / "config.json").is_file():
-        return None
-    check_unchanged(json.loads((path / "config.json").read_text(encoding="utf-8")), config)
-    return latest_checkpoint(path / CHECKPOINTS)
 
 
 def _rewound(path: Path, step: int) -> list[dict[str, Any]]:

@@ -17,16 +17,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from agentrl.config.tune import MethodConfig, TuneDataConfig
 from agentrl.core.errors import ChatTemplateError, DataError, EnvResultError
 from agentrl.core.images import PlacedImage
 from agentrl.core.operating_system import usable_cores
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.rollout.images import ImageReader
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.row_table import Row
 from agentrl.tune.row_text import IGNORED, RowOfTurns, TextBatch, Wanted, as_array, rows_of
-from agentrl.tune.settings import TuneConfig
 from agentrl.tune.turns import TurnRenderer
 
 Tokens: TypeAlias = "array[int] | list[int]"
@@ -57,19 +58,23 @@ class Encoder:
 
     Args:
         codec: The model's tokenizer.
-        config: Settings of the run.
+        data: Settings of the rows.
+        model: Settings of the chat template.
+        method: Settings of the method, which say what is trained.
         reader: Of images; `None` for a model that reads text only.
     """
 
-    def __init__(self, codec: TextCodec, config: TuneConfig, reader: ImageReader | None = None) -> None:
-        self._codec, self._data, self._reader = codec, config.data, reader
-        self._max, self._overlong = config.data.max_length, config.data.overlong
-        self._train_on = getattr(config.method, "train_on", "answers")
-        self._separator = codec.encode_plain(getattr(config.method, "step_separator", "\n"))
-        self._last_step_only = getattr(config.method, "last_step_only", False)
+    def __init__(
+        self, codec: TextCodec, data: TuneDataConfig, model: ModelConfig, method: MethodConfig, reader: ImageReader | None = None
+    ) -> None:
+        self.codec, self._data, self._reader = codec, data, reader
+        self._max, self._overlong = data.max_length, data.overlong
+        self._train_on = getattr(method, "train_on", "answers")
+        self._separator = codec.encode_plain(getattr(method, "step_separator", "\n"))
+        self._last_step_only = getattr(method, "last_step_only", False)
         end = codec.tokenizer.eos_token_id
         self._text_end = as_array() if end is None else as_array([end])
-        self._renderer = TurnRenderer(codec, config.model, system_prompt=config.data.system_prompt, end_token=config.data.eos_token)
+        self._renderer = TurnRenderer(codec, model, system_prompt=data.system_prompt, end_token=data.eos_token)
         self._batch = TextBatch(codec)
         self.counts = Counts()
         self.ends: Counter[int] = Counter()  # tokens that end answers and texts
@@ -109,7 +114,7 @@ class Encoder:
             while chunk := list(itertools.islice(left, CHUNK)):
                 planned = [(example, self._plan_of(example, flag)) for example in chunk]
                 wanted = self._batch.taken()
-                encoding.append((planned, wanted, pool.submit(self._codec.encode_pieces, wanted.pieces)))
+                encoding.append((planned, wanted, pool.submit(self.codec.encode_pieces, wanted.pieces)))
                 if takes_turns:
                     encoding[-1][-1].exception()  # two threads on one core would only be in each other's way
                 if len(encoding) > AHEAD:
@@ -138,7 +143,7 @@ class Encoder:
         if isinstance(example, Chat):
             places = self._places_of_answers(example)
             table = [""]
-            return rows_of(self._codec, self._renderer, self._batch, self._renderer.turns(example.messages, places, table), table)
+            return rows_of(self.codec, self._renderer, self._batch, self._renderer.turns(example.messages, places, table), table)
         answers = [example.chosen, example.rejected] if isinstance(example, Pair) else [example.answer]
         if self._is_plain(example.prompt):
             for text in (str(example.prompt), *(answer["content"] for answer in answers)):
@@ -149,14 +154,14 @@ class Encoder:
         for answer in answers:
             table = [""]
             turns = self._renderer.turns([*asked, answer], [len(asked)], table)
-            rows += rows_of(self._codec, self._renderer, self._batch, turns, table)
+            rows += rows_of(self.codec, self._renderer, self._batch, turns, table)
         return rows
 
     def _example(self, example: Example, planned: list[RowOfTurns]) -> list[Row]:
         """Return the rows of one example; none if it is too long."""
         for row in planned:
             row.finish()
-            self.ends.update(token for token in row.ends if self._codec.is_control(token))
+            self.ends.update(token for token in row.ends if self.codec.is_control(token))
         if isinstance(example, Pair):
             return self._pair(example, planned)
         if isinstance(example, Labelled):
@@ -253,7 +258,7 @@ class Encoder:
 
     def _text(self, text: str) -> array[int]:
         self.ends.update(self._text_end)
-        return as_array(self._codec.beginning) + self._batch.ids(text) + self._text_end
+        return as_array(self.codec.beginning) + self._batch.ids(text) + self._text_end
 
     def _single(self, example: Answer | Text, planned: list[RowOfTurns]) -> tuple[array[int], array[int]]:
         if isinstance(example, Text):
@@ -276,7 +281,7 @@ class Encoder:
         ids = self._prompt(example.prompt)
         labels: list[float] = [IGNORED] * len(ids)
         for number, (text, label) in enumerate(zip(example.steps, example.labels, strict=True), start=1):
-            step = self._codec.encode_plain(text) + self._separator
+            step = self.codec.encode_plain(text) + self._separator
             counts = not self._last_step_only or number == len(example.steps)
             ids += step
             labels += [IGNORED] * (len(step) - 1) + [label if counts else IGNORED]
@@ -313,9 +318,9 @@ class Encoder:
 
     def _prompt(self, prompt: Prompt) -> list[int]:
         if self._is_plain(prompt):
-            return self._codec.encode_text(str(prompt))
+            return self.codec.encode_text(str(prompt))
         table = [""]
-        return self._codec.encode_marked(self._renderer.prompt(as_messages(prompt), table), table)
+        return self.codec.encode_marked(self._renderer.prompt(as_messages(prompt), table), table)
 
     def _prompt_and_answers(
         self, prompt: Prompt, answers: Sequence[Message], planned: list[RowOfTurns]

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from agentrl.config.methods import COMMON, LOWER_IS_BETTER, Method
+from agentrl.config.tune import TuneEvalConfig, TuneRunConfig
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.files import remove_directory, replace_directory, temporary_directory, write_manifest
 from agentrl.core.language_models import copy_processor
 from agentrl.core.process import handling_signals
 from agentrl.tune.directory import PREFIX, checkpoints_in
-from agentrl.tune.methods import COMMON, LOWER_IS_BETTER, Method
-from agentrl.tune.settings import TuneConfig
 
 
 class Stop:
@@ -158,15 +158,26 @@ class Follower(TrainerCallback):  # type: ignore[misc]
         rows: Takes the metrics.
         best: Keeps the best model.
         stop: Asks for an early end.
-        config: Settings of the run.
+        run: How often checkpoints are written, and how many stay.
+        evaluation: How often the model is evaluated, and when that ends the run.
         evaluates: There are rows to evaluate on.
         clock: Seconds since the run began.
     """
 
-    def __init__(self, rows: Rows, best: Best, stop: Stop, config: TuneConfig, *, evaluates: bool, clock: Callable[[], float]) -> None:
-        self.rows, self._best, self._stop, self._run = rows, best, stop, config.run
-        self._eval_every, self._evaluates, self._clock = config.eval.eval_every, evaluates, clock
-        self._patience = config.eval.early_stopping
+    def __init__(
+        self,
+        rows: Rows,
+        best: Best,
+        stop: Stop,
+        run: TuneRunConfig,
+        evaluation: TuneEvalConfig,
+        *,
+        evaluates: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.rows, self._best, self._stop, self._run = rows, best, stop, run
+        self._eval_every, self._evaluates, self._clock = evaluation.eval_every, evaluates, clock
+        self._patience = evaluation.early_stopping
         self.trainer: Any = None
         self.stopped = False
         self.settled = False  # early stopping ended the run

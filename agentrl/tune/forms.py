@@ -10,11 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from agentrl.core.types import Message, Prompt
-from agentrl.rollout.forms import REASONING
-from agentrl.rollout.template import plain_text
-from agentrl.tune.row_images import Row, RowError, is_list, parts_of, with_images, with_role
-from agentrl.tune.settings import (
+from agentrl.config.tune import (
     DialogueDataConfig,
     LabelledDataConfig,
     PairsDataConfig,
@@ -23,6 +19,10 @@ from agentrl.tune.settings import (
     StepsDataConfig,
     TuneDataConfig,
 )
+from agentrl.core.types import Message, Prompt
+from agentrl.rollout.forms import REASONING
+from agentrl.rollout.template import plain_text
+from agentrl.tune.row_images import Row, RowError, is_list, parts_of, with_images, with_role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from agentrl.core.operating_system import end_with_parent
-from agentrl.core.process import LOOPBACK, cuda_device_count, free_port, handling_signals
-from agentrl.tune.settings import TuneConfig
+from agentrl.core.process import LOOPBACK, free_port, handling_signals
+from agentrl.resolve.ranks import LAUNCHER, is_rank, world_size
 
 if TYPE_CHECKING:
     from agentrl.learner.ranks import Ranks
@@ -22,20 +22,6 @@ ENDING_S = 20.0
 """Seconds that the other ranks have to end when one has failed."""
 TIMEOUT_S = 1800.0
 """Seconds that a rank waits for the others in one collective operation."""
-LAUNCHER = "AGENTRL_LAUNCHER"
-"""Environment variable with the process id of `run_ranks`, with which its ranks end."""
-SLURM = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
-
-
-def world_size() -> int:
-    """Return the number of ranks that torchrun, SLURM (with ``MASTER_ADDR`` set) or `run_ranks` started; 1 if none of them did."""
-    _adopt_slurm()
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_rank() -> bool:
-    """Return True for a process that is one rank of several."""
-    return world_size() > 1
 
 
 def follow_launcher() -> None:
@@ -44,29 +30,11 @@ def follow_launcher() -> None:
         end_with_parent(int(parent))
 
 
-def is_first() -> bool:
-    """Return True for the rank that writes and reports."""
-    return not is_rank() or os.environ.get("RANK", "0") == "0"
-
-
-def holds_directory() -> bool:
-    """Return True for the process that holds the run's directory: what starts the ranks, if agentrl does, else the first of them."""
-    return is_first() and LAUNCHER not in os.environ
-
-
-def _adopt_slurm() -> None:
-    """Take the rank from what ``srun`` says, where a job script has set the address of the first rank."""
-    if "MASTER_ADDR" in os.environ and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
-        os.environ.update({ours: os.environ[theirs] for theirs, ours in SLURM.items() if theirs in os.environ})
-        os.environ.setdefault("MASTER_PORT", "29500")
-
-
 @contextmanager
-def joined(config: TuneConfig) -> Iterator[Ranks | None]:
+def joined(device: Literal["cpu", "cuda"], zero_stage: int) -> Iterator[Ranks | None]:
     """Within the block, this process is one of the ranks; `None` where it is alone and needs no DeepSpeed."""
-    device: Literal["cpu", "cuda"] = "cuda" if cuda_device_count() else "cpu"
     os.environ["DS_ACCELERATOR"] = device
-    if not is_rank() and not config.optim.zero_stage:
+    if not is_rank() and not zero_stage:
         yield None
         return
     from agentrl.learner.ranks import join

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+from agentrl.config.tune import TuneDataConfig
 from agentrl.tune.row_images import Row, RowError, is_list
-from agentrl.tune.settings import TuneDataConfig
 
 Item: TypeAlias = tuple[str, Row]
 """Position of a row, for messages, and its columns."""

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from agentrl.assets import tiny_model_path
+from agentrl.config.tune import MethodConfig, TuneDataConfig, TuneRunConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import without_collections
-from agentrl.core.tokenizers import check_teacher, load_tokenizer
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.env.plan import ImageConfig
+from agentrl.resolve.tune_rules import model_path
 from agentrl.rollout.images import ImageReader, open_reader
-from agentrl.rollout.tasks import check_model
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.template import ChatTemplate
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.data import Examples, epoch_size
+from agentrl.tune.data import Examples
 from agentrl.tune.encode import Encoder, pack, render
 from agentrl.tune.row_cache import Kept, cached
 from agentrl.tune.row_table import Row, as_rows, fingerprint
-from agentrl.tune.rules import named_models, num_ranks
-from agentrl.tune.settings import TuneConfig
 
 SAMPLES = 3
 """Rows that are shown before training begins."""
@@ -47,50 +47,43 @@ class Prepared:
     notes: tuple[str, ...] = ()
     fingerprint: str = ""
 
-
-def check_models(config: TuneConfig) -> None:
-    """Check that the named models can be found, and that a teacher has the model's tokens.
-
-    Raises:
-        ConfigError: If not.
-    """
-    for flag, name in named_models(config):
-        check_model(name, flag)
-    if teacher := getattr(config.method, "teacher", ""):
-        check_teacher(teacher, model_path(config), trust_remote_code=config.model.trust_remote_code)
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of rows to train on, by source."""
+        return [len(part) for part in self.parts]
 
 
-def model_path(config: TuneConfig) -> str:
-    """Return the directory or hub name of the model to train; the bundled model unless ``--model`` names one."""
-    return config.model.model or str(tiny_model_path())
-
-
-def prepare(config: TuneConfig, examples: Examples) -> Prepared:
+def prepare(
+    examples: Examples, data: TuneDataConfig, model: ModelConfig, images: ImageConfig, method: MethodConfig, *, num_ranks: int
+) -> Prepared:
     """Make token ids of the examples.
 
     Raises:
         DataError: If the chat template refuses one, or all are too long.
     """
-    tokenizer = make_tokenizer(config)
+    tokenizer = make_tokenizer(model, data.eos_token)
+
+    def make() -> Kept:
+        codec, reader = TextCodec(tokenizer), image_reader(model, images)
+        encoder, evaluation = (Encoder(codec, data, model, method, reader) for _ in range(2))
+        return _encoded(examples, encoder, evaluation, data, packing=getattr(method, "packing", False), num_ranks=num_ranks)
+
     with without_collections():
-        found = cached(config, examples, tokenizer, lambda: _encoded(config, examples, TextCodec(tokenizer)))
+        found = cached(examples, tokenizer, data, model, method, make)
     notes = found.notes
     samples, ends = tuple(notes["samples"]), tuple(notes["ends"])
     return Prepared(found.parts, found.held_out, notes["counts"], samples, ends, examples.notes, notes["fingerprint"])
 
 
-def _encoded(config: TuneConfig, examples: Examples, codec: TextCodec) -> Kept:
+def _encoded(examples: Examples, encoder: Encoder, evaluation: Encoder, data: TuneDataConfig, *, packing: bool, num_ranks: int) -> Kept:
     """Return the rows of examples, and what is noted of them."""
-    reader = image_reader(config)
-    encoder = Encoder(codec, config, reader)
     parts: Any = tuple(encoder.encode(part) for part in examples.parts)
-    samples = [render(codec, row) for row in parts[0][:SAMPLES]]
-    evaluation = Encoder(codec, config, reader)
+    samples = [render(encoder.codec, row) for row in parts[0][:SAMPLES]]
     held_out: Any = evaluation.encode(examples.held_out, "--eval-data") if examples.held_out else ()
-    _check_images(config, [row for part in (*parts, held_out) for row in part])
-    if getattr(config.method, "packing", False):
-        parts = tuple(pack(part, config.data.max_length) for part in parts)
-        held_out = pack(held_out, config.data.max_length)
+    _check_images([row for part in (*parts, held_out) for row in part], data.data, packing=packing, num_ranks=num_ranks)
+    if packing:
+        parts = tuple(pack(part, data.max_length) for part in parts)
+        held_out = pack(held_out, data.max_length)
     tables, held = tuple(as_rows(part) for part in parts), as_rows(held_out)
     notes = {
         "counts": {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)},
@@ -101,48 +94,47 @@ def _encoded(config: TuneConfig, examples: Examples, codec: TextCodec) -> Kept:
     return Kept(tables, held, notes)
 
 
-def image_reader(config: TuneConfig) -> ImageReader | None:
+def image_reader(model: ModelConfig, images: ImageConfig) -> ImageReader | None:
     """Return the reader of the images of rows; `None` for a model that reads text only."""
-    return open_reader(model_path(config), config.images, trust_remote_code=config.model.trust_remote_code)
+    return open_reader(model_path(model), images, trust_remote_code=model.trust_remote_code)
 
 
-def _check_images(config: TuneConfig, rows: Sequence[Row]) -> None:
+def _check_images(rows: Sequence[Row], data: str, *, packing: bool, num_ranks: int) -> None:
     """Raise `ConfigError` for rows with images that cannot be trained so."""
     with_images = sum("images" in row for row in rows)
-    if with_images and getattr(config.method, "packing", False):
+    if with_images and packing:
         raise ConfigError("--packing", True, f"cannot pack the {with_images} rows that have images", "Leave it out.")
-    if 0 < with_images < len(rows) and num_ranks(config) > 1:
+    if 0 < with_images < len(rows) and num_ranks > 1:
         problem = f"{with_images} of {len(rows)} rows have images, and ranks sum gradients of the same parameters in each step"
-        raise ConfigError("--data", config.data.data, problem, "Train on one rank, or on rows that all have images.")
+        raise ConfigError("--data", data, problem, "Train on one rank, or on rows that all have images.")
 
 
-def make_tokenizer(config: TuneConfig) -> Any:
+def make_tokenizer(model: ModelConfig, end: str) -> Any:
     """Return the model's tokenizer with the user's own chat template and end token, as it is saved beside the trained model.
 
     Raises:
         ConfigError: If there is none, the template cannot be read, or the end token is none of its tokens.
     """
-    tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
-    if config.model.chat_template:
-        tokenizer.chat_template = ChatTemplate(tokenizer, replace(config.model, thinking="auto")).source
-    if end := config.data.eos_token:
+    tokenizer = load_tokenizer(model_path(model), trust_remote_code=model.trust_remote_code)
+    if model.chat_template:
+        tokenizer.chat_template = ChatTemplate(tokenizer, replace(model, thinking="auto")).source
+    if end:
         if end not in tokenizer.get_vocab():
             raise ConfigError("--eos-token", end, "is no token of the model", "Name one that its tokenizer knows, for example <|im_end|>.")
         tokenizer.eos_token = end
     return tokenizer
 
 
-def num_steps(config: TuneConfig, sizes: Sequence[int]) -> int:
-    """Return the steps of a run over rows in parts of these sizes.
+def num_steps(run: TuneRunConfig, batch_size: int, rows: int) -> int:
+    """Return the steps of a run whose epochs have so many rows.
 
     Raises:
         ConfigError: If there are fewer rows than one step takes.
     """
-    if config.run.num_steps:
-        return config.run.num_steps
-    rows = epoch_size(sizes, config)
-    steps = int(rows * config.run.num_epochs // config.optim.batch_size)
+    if run.num_steps:
+        return run.num_steps
+    steps = int(rows * run.num_epochs // batch_size)
     if not steps:
-        problem = f"is more than the {rows} rows of --num-epochs {config.run.num_epochs:g}"
-        raise ConfigError("--batch-size", config.optim.batch_size, problem, "Lower it, or give --num-epochs or --num-steps.")
+        problem = f"is more than the {rows} rows of --num-epochs {run.num_epochs:g}"
+        raise ConfigError("--batch-size", batch_size, problem, "Lower it, or give --num-epochs or --num-steps.")
     return steps

@@ -18,13 +18,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.tune import MethodConfig, TuneDataConfig
 from agentrl.core.errors import CheckpointError
 from agentrl.core.files import check_directory, commit_directory, temporary_directory
+from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.template import ChatTemplate
 from agentrl.tune.data import Examples
 from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.row_table import RowTable
-from agentrl.tune.settings import TuneConfig
 
 MIN_EXAMPLES = 1000
 """Examples from which rows are kept: fewer are tokenised faster than they are looked up."""
@@ -46,26 +47,28 @@ class Kept:
     notes: dict[str, Any]
 
 
-def folder_of(config: TuneConfig) -> Path | None:
+def folder_of(token_cache: str) -> Path | None:
     """Return the directory of the cache; `None` without one."""
-    if config.data.token_cache == OFF:
+    if token_cache == OFF:
         return None
     own = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(config.data.token_cache or f"{own}/agentrl/rows").expanduser()
+    return Path(token_cache or f"{own}/agentrl/rows").expanduser()
 
 
-def cached(config: TuneConfig, examples: Examples, tokenizer: Any, make: Callable[[], Kept]) -> Kept:
+def cached(
+    examples: Examples, tokenizer: Any, data: TuneDataConfig, model: ModelConfig, method: MethodConfig, make: Callable[[], Kept]
+) -> Kept:
     """Return the rows of the examples from the cache; else make them, and keep them there.
 
     Rows with images are not kept, since they follow from files beside the data, and few rows are not.
     """
-    root = folder_of(config)
+    root = folder_of(data.token_cache)
     all_examples = [example for part in (*examples.parts, examples.held_out) for example in part]
     if root is None or len(all_examples) < MIN_EXAMPLES or not getattr(tokenizer, "is_fast", False):
         return make()
     if any(getattr(example, "images", ()) for example in all_examples):
         return make()
-    folder = root / key(config, examples, tokenizer)
+    folder = root / key(examples, tokenizer, data, model, method)
     try:
         with _held(folder):
             if (found := _read(folder / "rows")) is not None:
@@ -118,14 +121,14 @@ def _make_room(root: Path, own: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def key(config: TuneConfig, examples: Examples, tokenizer: Any) -> str:
+def key(examples: Examples, tokenizer: Any, data: TuneDataConfig, model: ModelConfig, method: MethodConfig) -> str:
     """Return a hash of examples, tokenizer, chat template and settings: of all that rows follow from."""
-    data = {name: value for name, value in dataclasses.asdict(config.data).items() if name not in ELSEWHERE and name != "token_cache"}
-    method = {name: getattr(config.method, name, None) for name in METHOD}
-    template = ChatTemplate(tokenizer, dataclasses.replace(config.model, thinking="auto"))
-    model = {name: getattr(config.model, name) for name in ("chat_template_kwargs", "thinking")}
+    of_data = {name: value for name, value in dataclasses.asdict(data).items() if name not in ELSEWHERE and name != "token_cache"}
+    of_method = {name: getattr(method, name, None) for name in METHOD}
+    template = ChatTemplate(tokenizer, dataclasses.replace(model, thinking="auto"))
+    of_model = {name: getattr(model, name) for name in ("chat_template_kwargs", "thinking")}
     today = str(date.today()) if "strftime_now" in template.source else ""
-    words = [version("agentrl"), data, method, model, template.source, tokenizer.special_tokens_map, today]
+    words = [version("agentrl"), of_data, of_method, of_model, template.source, tokenizer.special_tokens_map, today]
     digest = hashlib.sha256(json.dumps(words, default=str).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for part in (*examples.parts, examples.held_out):

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.core.directories import held_directory, held_new_directory
+from agentrl.config.methods import METHODS
 from agentrl.core.errors import ClusterError, ConfigError
-from agentrl.core.paths import absolute_path
 from agentrl.core.process import refuse_import
+from agentrl.resolve.ranks import is_rank
+from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
-from agentrl.tune.data import read_examples
+from agentrl.tune.data import Examples, epoch_size, read_examples
 from agentrl.tune.directory import TuneResult, open_directory
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS, Method
-from agentrl.tune.prepare import check_models, num_steps, prepare
-from agentrl.tune.settings import TuneConfig
+from agentrl.tune.prepare import Prepared, num_steps, prepare
 from agentrl.tune.summary import data_text
 
 if TYPE_CHECKING:
@@ -44,11 +37,11 @@ def tune(method: str, *, stop: Stop | None = None, **settings: Any) -> TuneResul
     """
     if method not in METHODS:
         raise ConfigError("method", method, "is not a method", f"Methods: {', '.join(METHODS)}.")
-    return run(METHODS[method], load_given(METHODS[method], settings), stop)
+    return run(load_given(METHODS[method], settings), stop)
 
 
-def run(method: Method, config: TuneConfig, stop: Stop | None = None) -> TuneResult:
-    """Train as `config` says; on return everything is saved.
+def run(plan: TunePlan, stop: Stop | None = None) -> TuneResult:
+    """Train as the plan says; on return everything is saved.
 
     Raises:
         ConfigError: If a row or a model is wrong.
@@ -56,39 +49,54 @@ def run(method: Method, config: TuneConfig, stop: Stop | None = None) -> TuneRes
     """
     refuse_import()
     launch.follow_launcher()
-    with in_directory(method, config) as placed:
-        return _run(method, placed, stop)
+    with plan.in_directory() as placed:
+        return _run_ranks(placed) if plan.ranks.num_ranks > 1 and not is_rank() else _run(placed, stop)
 
 
-def _run(method: Method, config: TuneConfig, stop: Stop | None) -> TuneResult:
-    if config.run.num_ranks > 1 and not launch.is_rank():
-        return _run_ranks(method, config)
+def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     started_s = time.monotonic()
-    examples = read_examples(config, method.form)
-    check_models(config)
-    directory = open_directory(method, config)
-    prepared = prepare(config, examples)
+    examples = read(plan)
+    directory = open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
+    prepared = encoded(plan, examples)
     directory.check_data(prepared.fingerprint)
-    with launch.joined(config):
+    with launch.joined(plan.ranks.device, plan.settings.optim.zero_stage):
         from agentrl.tune.training import train
 
-        return train(method, config, prepared, directory, stop, started_s)
+        return train(plan, prepared, directory, stop, started_s)
 
 
-def _run_ranks(method: Method, config: TuneConfig) -> TuneResult:
+def read(plan: TunePlan) -> Examples:
+    """Read and check the rows of a run, then its models.
+
+    Raises:
+        ConfigError: If a row or a model is wrong.
+    """
+    settings = plan.settings
+    examples = read_examples(settings.data, plan.method.form, settings.run.seed, settings.eval)
+    plan.check_models()
+    return examples
+
+
+def encoded(plan: TunePlan, examples: Examples) -> Prepared:
+    """Make token ids of the examples of a run; see `agentrl.tune.prepare.prepare`."""
+    settings = plan.settings
+    return prepare(examples, settings.data, settings.model, settings.images, settings.method, num_ranks=plan.ranks.num_ranks)
+
+
+def _run_ranks(plan: TunePlan) -> TuneResult:
     """Run ``--num-ranks`` processes of the same command on the settings of the run's directory.
 
     Raises:
         ClusterError: If one failed.
         SystemExit: With code 2 if they refused the request, which they have said.
     """
-    read_examples(config, method.form)
-    check_models(config)
-    path = open_directory(method, config).path
-    words = [sys.executable, "-m", "agentrl", method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
-    words += ["--resume", config.run.resume] if config.run.resume else []
-    words += ["--debug"] if config.run.debug else []
-    code = launch.run_ranks(words, config.run.num_ranks)
+    read(plan)
+    run, path = plan.settings.run, plan.run_dir
+    open_directory(path, run.resume, plan.to_json())
+    words = [sys.executable, "-m", "agentrl", plan.method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
+    words += ["--resume", run.resume] if run.resume else []
+    words += ["--debug"] if run.debug else []
+    code = launch.run_ranks(words, plan.ranks.num_ranks)
     if code == REFUSED:
         raise SystemExit(code)
     if code not in (0, launch.INTERRUPTED):
@@ -99,40 +107,19 @@ def _run_ranks(method: Method, config: TuneConfig) -> TuneResult:
 REFUSED = 2
 
 
-@contextmanager
-def in_directory(method: Method, config: TuneConfig) -> Iterator[TuneConfig]:
-    """Hold the directory of the run, the resumed one or a new one, and yield the settings that name it; one rank holds it for all.
-
-    Raises:
-        ConfigError: If it cannot be made, or another process writes to it.
-    """
-    run = config.run
-    resumed = run.resume not in ("", "auto")
-    path = Path(run.resume) if resumed else run.run_dir
-    if path is None:
-        holding: AbstractContextManager[Path] = held_new_directory(Path("runs") / f"{method.command}-{datetime.now():%Y%m%d-%H%M%S}")
-    elif launch.holds_directory():
-        holding = held_directory(path, "--resume" if resumed else "--run-dir")
-    else:
-        holding = nullcontext(absolute_path(path))
-    with holding as held:
-        yield replace(config, run=replace(run, run_dir=held))
-
-
-def preview(method: Method, config: TuneConfig) -> list[str]:
+def preview(plan: TunePlan) -> list[str]:
     """Return the lines of ``--dry-run`` for a person: the size of the run, what is cut, and three rows as they are trained.
 
     Raises:
         ConfigError: If a row or a model is wrong.
     """
-    examples = read_examples(config, method.form)
-    check_models(config)
-    prepared = prepare(config, examples)
-    steps = num_steps(config, [len(part) for part in prepared.parts])
-    lines = [f"{steps} steps of {config.optim.batch_size} rows, learning rate {config.optim.learning_rate:g}"]
-    lines += [*prepared.notes, f"to train on: {data_text(prepared.counts['train'], config.data.max_length)}"]
+    prepared = encoded(plan, read(plan))
+    run, data, optim = plan.settings.run, plan.settings.data, plan.settings.optim
+    steps = num_steps(run, optim.batch_size, epoch_size(prepared.sizes, data, run.seed))
+    lines = [f"{steps} steps of {optim.batch_size} rows, learning rate {optim.learning_rate:g}"]
+    lines += [*prepared.notes, f"to train on: {data_text(prepared.counts['train'], data.max_length)}"]
     if prepared.held_out:
-        lines += [f"to evaluate on: {data_text(prepared.counts['eval'], config.data.max_length)}"]
+        lines += [f"to evaluate on: {data_text(prepared.counts['eval'], data.max_length)}"]
     for number, sample in enumerate(prepared.samples, start=1):
         lines += [f"row {number}, trained is what stands in [[ ]]:", *(f"    {line}" for line in sample.split("\n"))]
     return lines

@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from agentrl.config.methods import Method
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.paths import shown_path
 from agentrl.track.display import SPARKLINE_WIDTH, Form, RunView, left_parts, step_text
 from agentrl.track.summary import OUTPUTS, evaluation_rows, first_and_last, print_rows
 from agentrl.track.text import Screen, count, counted, duration, number, sparkline
-from agentrl.tune.methods import Method
 
 
 def display_form(method: Method) -> Form:

@@ -17,6 +17,8 @@ from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path
+from agentrl.resolve.ranks import is_first
+from agentrl.resolve.tune import TunePlan
 from agentrl.track.console import make_display, open_console
 from agentrl.track.recorders import LaunchRecorder
 from agentrl.track.sinks import open_metric_sinks
@@ -25,12 +27,9 @@ from agentrl.tune.build import arguments, build_trainer, record_ends
 from agentrl.tune.data import drawing_order, epoch_size
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoint_step, checkpoints_in
 from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
-from agentrl.tune.launch import is_first
-from agentrl.tune.methods import Method
 from agentrl.tune.prepare import Prepared, make_tokenizer, num_steps
 from agentrl.tune.row_table import Drawn
 from agentrl.tune.samples import RowRecorder, rows_to_record
-from agentrl.tune.settings import TuneConfig
 from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tune_summary
 
 _log = logging.getLogger(__name__)
@@ -39,30 +38,31 @@ SHOWN = 3000
 """Characters up to which all samples are shown before training begins; of longer ones the first, whole."""
 
 
-def train(
-    method: Method, config: TuneConfig, prepared: Prepared, directory: RunDirectory, stop: Stop | None, started_s: float
-) -> TuneResult:
+def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Stop | None, started_s: float) -> TuneResult:
     """Train on prepared rows as one of the ranks, of which the first writes ``summary.json``, and return the result.
 
     Raises:
         ConfigError: If the model cannot be trained so.
     """
     _quiet()
-    sizes = [len(part) for part in prepared.parts]
-    steps = num_steps(config, sizes)
+    method, settings = plan.method, plan.settings
+    epoch_rows = epoch_size(prepared.sizes, settings.data, settings.run.seed)
+    steps = num_steps(settings.run, settings.optim.batch_size, epoch_rows)
     console = open_console()
     summary, sinks, display = TuneSummary(method), list[Callback](), None
     for row in directory.rows:
         summary.add(row)
     if is_first():
-        _show_data(config, prepared, directory, console)
-        display = make_display(steps, title=_title(method, config), console=console, form=display_form(method))
+        _show_data(prepared, settings.data.max_length, directory, console)
+        display = make_display(
+            steps, title=_title(method.command, settings.model.model, settings.data.data), console=console, form=display_form(method)
+        )
         display.on_stage("loading the model")
         launched = LaunchRecorder(directory.path / "launches.jsonl")
-        sinks = [launched, *open_metric_sinks(directory.path, config.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
+        sinks = [launched, *open_metric_sinks(directory.path, settings.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
         for sink in sinks:
             sink.on_run_begin(
-                RunBegin(config=dataclasses.asdict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step)
+                RunBegin(config=dataclasses.asdict(settings), run_dir=directory.path, resumed=directory.step > 0, step=directory.step)
             )
         for path in checkpoints_in(directory.path / CHECKPOINTS):
             if checkpoint_step(path) > directory.step:  # begun by a run that was killed while it wrote
@@ -70,11 +70,11 @@ def train(
     status = "failed"
     try:
         with (stop or Stop()).on_signals() as asked:
-            rows = Rows(method, sinks, epoch_rows=epoch_size(sizes, config), batch_size=config.optim.batch_size)
-            best = Best(config.eval.keep_best, directory.path / "best", directory.rows)
+            rows = Rows(method, sinks, epoch_rows=epoch_rows, batch_size=settings.optim.batch_size)
+            best = Best(settings.eval.keep_best, directory.path / "best", directory.rows)
             evaluates, clock = bool(prepared.held_out), lambda: time.monotonic() - started_s
-            follower = Follower(rows, best, asked, config, evaluates=evaluates, clock=clock)
-            status = _train(method, config, prepared, directory, steps, follower, display)
+            follower = Follower(rows, best, asked, settings.run, settings.eval, evaluates=evaluates, clock=clock)
+            status = _train(plan, prepared, directory, steps, follower, display)
     finally:
         found = summary.build(run_dir=directory.path, wall_s=time.monotonic() - started_s, status=status, data=prepared.counts)
         if is_first():
@@ -82,25 +82,24 @@ def train(
         for sink in reversed(sinks):
             sink.on_run_end(RunEnd(status=status, summary=found))
         if is_first() and status != "failed":
-            print_tune_summary(found, summary.losses, console=console, next_commands=_next(method, directory, status))
+            print_tune_summary(found, summary.losses, console=console, next_commands=_next(method.command, directory, status))
     model = directory.path / "model"
     return TuneResult(status=status, run_dir=directory.path, model=model, steps=found["steps"], metrics=summary.latest, summary=found)
 
 
-def _train(
-    method: Method, config: TuneConfig, prepared: Prepared, directory: RunDirectory, steps: int, follower: Follower, display: Any
-) -> str:
+def _train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, steps: int, follower: Follower, display: Any) -> str:
     """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
-    order = drawing_order([len(part) for part in prepared.parts], steps * config.optim.batch_size, config)
-    tokenizer = make_tokenizer(config)
-    given = arguments(config, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
+    settings, run = plan.settings, plan.settings.run
+    order = drawing_order(prepared.sizes, steps * settings.optim.batch_size, settings.data, run.seed)
+    tokenizer = make_tokenizer(settings.model, settings.data.eos_token)
+    given = arguments(plan, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
     try:
-        trainer = build_trainer(method, config, given, tokenizer, Drawn(prepared.parts, order), prepared.held_out or None)
+        trainer = build_trainer(plan, given, tokenizer, Drawn(prepared.parts, order), prepared.held_out or None)
         record_ends(trainer.model, tokenizer, prepared.ends)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(follower)
         follower.trainer = trainer
-        if count := config.run.record_rows:
+        if count := run.record_rows:
             trainer.add_callback(RowRecorder(trainer, rows_to_record(prepared, order, count), directory))
         if display is not None:
             display.on_stage("first step")
@@ -109,7 +108,9 @@ def _train(
         if follower.stopped:
             return "interrupted"
         if follower.settled and display is not None:
-            display.on_stage(f"ending, because the last {config.eval.early_stopping} evaluations have no better {config.eval.keep_best}")
+            display.on_stage(
+                f"ending, because the last {settings.eval.early_stopping} evaluations have no better {settings.eval.keep_best}"
+            )
         save_model(trainer, directory.path / "model")
         return "finished"
     finally:
@@ -136,11 +137,11 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _show_data(config: TuneConfig, prepared: Prepared, directory: RunDirectory, console: Console) -> None:
+def _show_data(prepared: Prepared, max_length: int, directory: RunDirectory, console: Console) -> None:
     """Say what became of the rows, and write a few of them as text."""
-    lines = [*prepared.notes, f"data: {data_text(prepared.counts['train'], config.data.max_length)}"]
+    lines = [*prepared.notes, f"data: {data_text(prepared.counts['train'], max_length)}"]
     if prepared.held_out:
-        lines.append(f"held out: {data_text(prepared.counts['eval'], config.data.max_length)}")
+        lines.append(f"held out: {data_text(prepared.counts['eval'], max_length)}")
     samples = "\n\n".join(prepared.samples)
     (directory.path / "samples.txt").write_text(samples + "\n", encoding="utf-8")
     shown = [sample for number, sample in enumerate(prepared.samples) if not number or len(samples) <= SHOWN]
@@ -151,14 +152,13 @@ def _show_data(config: TuneConfig, prepared: Prepared, directory: RunDirectory, 
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _title(method: Method, config: TuneConfig) -> str:
-    name = config.model.model.rstrip("/").rpartition("/")[2] or "the bundled tiny model"
-    return f"{method.command} of {name} on {config.data.data}"
+def _title(command: str, model: str, data: str) -> str:
+    return f"{command} of {model.rstrip('/').rpartition('/')[2] or 'the bundled tiny model'} on {data}"
 
 
-def _next(method: Method, directory: RunDirectory, status: str) -> list[str]:
+def _next(command: str, directory: RunDirectory, status: str) -> list[str]:
     if status != "finished":
-        return [f"agentrl {method.command} --resume {shown_path(directory.path)}"]
+        return [f"agentrl {command} --resume {shown_path(directory.path)}"]
     if holds_adapter(directory.path / "model"):
         return [f"agentrl merge {shown_path(directory.path / 'model')}"]
     return []

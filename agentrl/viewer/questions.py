@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
+from agentrl.config.methods import METHODS
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.doctor.evidence import Evidence
@@ -23,7 +24,6 @@ from agentrl.inspect.spikes import token_answer
 from agentrl.inspect.steps import step_answer
 from agentrl.inspect.tasks import evaluation_answer, one_task, task_list
 from agentrl.track.index import TRAINING
-from agentrl.tune.methods import METHODS
 from agentrl.viewer.runs import MAX_OPEN, RunCollection
 
 MAX_LIMIT = 1000

@@ -47,23 +47,23 @@ def make_chats(count: int) -> list[list[dict[str, str]]]:
 
 def measured(kind: str, model: str, data: str, cache: str) -> dict[str, Any]:
     """Seconds for the tokens of all chats in a file, and for reading them from the cache."""
-    from agentrl.tune.data import read_examples
-    from agentrl.tune.load import load_given
-    from agentrl.tune.methods import METHODS
-    from agentrl.tune.prepare import make_tokenizer, prepare
+    from agentrl.config.methods import METHODS
+    from agentrl.resolve.tune import load_given
+    from agentrl.tune.prepare import make_tokenizer
+    from agentrl.tune.run import encoded, read
 
     given = {"data": data, "model": model, "max_length": 8192, "eval_size": 0, "token_cache": cache or "none"}
-    config = load_given(METHODS["sft"], given)
-    tokenizer = make_tokenizer(config)
+    plan = load_given(METHODS["sft"], given)
+    tokenizer = make_tokenizer(plan.settings.model, "")
     if kind == "plain":
         chats = [json.loads(line)["messages"] for line in Path(data).read_text(encoding="utf-8").splitlines()]
         begin = time.perf_counter()
         found = [tokenizer.apply_chat_template(chats[at : at + BATCH], return_dict=True) for at in range(0, len(chats), BATCH)]
         return {"seconds": time.perf_counter() - begin, "tokens": sum(len(row) for part in found for row in part["input_ids"])}
-    examples = read_examples(config, "dialogue")
+    examples = read(plan)
     begin = time.perf_counter()
     with mock.patch("agentrl.tune.prepare.make_tokenizer", return_value=tokenizer):
-        prepared = prepare(config, examples)
+        prepared = encoded(plan, examples)
     seconds = time.perf_counter() - begin
     return {"seconds": seconds, "tokens": prepared.counts["train"]["tokens"]}
 

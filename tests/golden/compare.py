@@ -97,6 +97,7 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
         Removed(f"dry_run/differs/{section}.*", "--dry-run prints what the run writes")
         for section in ("engine", "learner", "rollout", "weights")
     ),
+    Removed("dry_run/differs/run.run_dir", "--dry-run prints what the run writes"),
     Added("dry_run/differs", "it is empty"),
     Added("config/sources/*", "config.json names the source of each setting"),
     Added("*/engine/quantizes", "a property of the settings of engines"),

@@ -282,8 +282,8 @@ def _exported(recording: Recording) -> Callable[..., int]:
 
 
 def _tuned(recording: Recording) -> Callable[..., Any]:
-    def build(method: Any, config: Any, given: Any, tokenizer: Any, train: Any, held_out: Any) -> Any:
-        recording.add("tune", {"method": method.command, "settings": config, "arguments": given})
+    def build(plan: Any, given: Any, tokenizer: Any, train: Any, held_out: Any) -> Any:
+        recording.add("tune", {"method": plan.method.command, "settings": plan.settings, "arguments": given})
         raise Recorded
 
     return build

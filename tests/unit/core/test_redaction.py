@@ -12,14 +12,14 @@ import pytest
 from agentrl.cli import view
 from agentrl.config.load import load
 from agentrl.config.mapping import differences, to_json
+from agentrl.config.methods import METHODS
 from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError, RemoteError
 from agentrl.core.redaction import COLUMNS, redacted, redacted_words
 from agentrl.inspect.reader import RunReader
 from agentrl.resolve.commands import EVAL, SAMPLE, TRAIN
+from agentrl.resolve.tune import TuneCommand
 from agentrl.track.recorders import launch
-from agentrl.tune.load import TuneCommand
-from agentrl.tune.methods import METHODS
 
 
 @pytest.mark.parametrize(

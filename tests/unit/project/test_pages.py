@@ -15,10 +15,10 @@ from agentrl.algo.plan import built_in_options
 from agentrl.cli.main import COMMANDS, GROUPS
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
+from agentrl.config.methods import METHODS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.settings import flag
-from agentrl.tune.methods import METHODS
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tune").glob("*.md")])
@@ -97,7 +97,7 @@ def flags() -> set[str]:
     )
     for module in {name.partition(":")[0] for name, _ in COMMANDS.values()} | {
         "agentrl.check.context",
-        "agentrl.tune.settings",
+        "agentrl.config.tune",
         "agentrl.config.evaluate",
         "agentrl.check.findings",
         "agentrl.config.certify",

@@ -20,9 +20,9 @@ WHOLE = re.compile(
     r"\b(TrainConfig|PlayConfig|PlaySettings|EvaluateConfig|MeasureConfig|SampleConfig|ServeConfig|SourceConfig|TuneConfig|FlowSettings|EpisodeSettings)\b"
 )
 """Classes that hold other sections."""
-MAX_FILES = 36
-MAX_CODE_LINES = 60_000
-MAX_FLAGS = 250
+MAX_FILES = 26
+MAX_CODE_LINES = 59_700
+MAX_FLAGS = 240
 
 
 @cache

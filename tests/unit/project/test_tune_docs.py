@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.assets import tiny_model_path
 from agentrl.cli.main import main
-from agentrl.tune.methods import METHODS
+from agentrl.config.methods import METHODS
 
 ROOT = Path(__file__).parents[3]
 OVERVIEW = ROOT / "docs" / "tune.md"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.config.methods import METHODS
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.tune import load_given
 from agentrl.tune import build
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 OF = {"sft": "chats", "reward-model": "helpful", "process-reward-model": "steps"}
@@ -22,7 +22,7 @@ def config(command: str = "sft", **settings: Any) -> Any:
 
 
 def model_of(command: str = "sft", **settings: Any) -> Any:
-    return build._trained_model(METHODS[command], config(command, **settings), 0)
+    return build._trained_model(config(command, **settings), 0)
 
 
 def test_the_scale_of_rslora_and_the_lengths_of_dora_are_those_of_peft() -> None:
@@ -79,7 +79,7 @@ def test_forms_that_do_not_go_together_are_refused(settings: dict[str, Any], fie
 
 
 def test_liger_kernels_need_their_package_and_leave_losses_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.tune.rules.cuda_device_count", lambda: 1)
+    monkeypatch.setattr("agentrl.resolve.tune_rules.cuda_device_count", lambda: 1)
     with pytest.raises(ConfigError, match="needs liger-kernel, which is not installed"):
         config(liger_kernels=True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())

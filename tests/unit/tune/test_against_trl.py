@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrl.config.tune import DpoLoss
 from agentrl.tune.losses import PAIR_LOSSES, PairRatios, kahneman_tversky
-from agentrl.tune.settings import DpoLoss
 
 PAIRS, LENGTH, BETA = 5, 7, 0.3
 SMOOTHING = {"robust": 0.2, "exo_pair": 0.1, "aot": 0.2, "aot_unpaired": 0.2}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agentrl.config.methods import LOWER_IS_BETTER, METHODS
+from agentrl.config.tune import TuneRunConfig
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.tune import load_given
 from agentrl.tune import TuneResult, build, tune
 from agentrl.tune.follow import Stop
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import LOWER_IS_BETTER, METHODS
 from agentrl.tune.prepare import make_tokenizer, num_steps
-from agentrl.tune.run import in_directory, preview
+from agentrl.tune.run import preview
 from agentrl.tune.summary import TuneSummary, data_text
 from tests.unit.learner.test_families import SHAPE, write
 
@@ -65,10 +65,10 @@ def test_recomputed_layers_of_an_adapter_are_reentrant_under_zero_3() -> None:
 
 def test_an_adapter_is_that_of_the_settings() -> None:
     lora: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 12.0, "lora_dropout": 0.25}
-    found = build.adapter(METHODS["reward-model"], config("reward-model", str(DATA / "helpful.jsonl"), **lora))
+    found = build.adapter(METHODS["reward-model"], config("reward-model", str(DATA / "helpful.jsonl"), **lora).settings.lora)
     assert (found.r, found.lora_alpha, found.lora_dropout) == (4, 12.0, 0.25)
     assert (found.target_modules, found.task_type, found.modules_to_save) == ("all-linear", "SEQ_CLS", ["score"])
-    named = build.adapter(METHODS["dpo"], config(**lora, lora_target_modules="q_proj,v_proj"))
+    named = build.adapter(METHODS["dpo"], config(**lora, lora_target_modules="q_proj,v_proj").settings.lora)
     assert (named.target_modules, named.modules_to_save) == ({"q_proj", "v_proj"}, None)
 
 
@@ -94,7 +94,7 @@ def test_the_frozen_model_is_the_teacher_the_reference_or_the_model_itself(monke
 
 def test_a_model_to_compare_answers_with_has_no_dropout_and_its_padding() -> None:
     settings = config("process-reward-model", str(DATA / "steps.jsonl"), step_separator=";")
-    found = build._trained_model(METHODS["process-reward-model"], settings, 7)
+    found = build._trained_model(settings, 7)
     assert found.config.step_separator == ";"
     assert found.config.get_text_config().pad_token_id == 7
     assert not any(module.training for module in found.train().modules() if isinstance(module, torch.nn.Dropout))
@@ -110,7 +110,7 @@ def test_rotary_positions_do_not_depend_on_the_rows_beside(command: str, tmp_pat
     found = []
     for length in (24, 64):
         settings = config(command, str(data), model=path, max_length=length)
-        models = [build._trained_model(METHODS[command], settings, 0)]
+        models = [build._trained_model(settings, 0)]
         models += [build._frozen_model(settings, args)] if command == "dpo" else []
         for model in models:
             alone, beside = torch.arange(5, 13)[None], torch.arange(5, 45)[None]
@@ -128,42 +128,40 @@ def test_rows_beyond_positions_that_would_change_with_their_length_are_refused(t
     LlamaForCausalLM(LlamaConfig(**SHAPE | {"rope_parameters": rope})).save_pretrained(tmp_path)
     settings = config("sft", str(DATA / "chats.jsonl"), model=str(tmp_path), max_length=257)
     with pytest.raises(ConfigError, match=r"--max-length = 257.*dynamic RoPE .* beyond 256 tokens\. Use at most 256"):
-        build._trained_model(METHODS["sft"], settings, 0)
+        build._trained_model(settings, 0)
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     given = build.arguments(config(), tmp_path, 1, evaluate_first=False)
     with pytest.raises(ConfigError, match="cannot be trained"):
-        build.build_trainer(
-            METHODS["orpo"], config("orpo", model=str(tmp_path)), given, type("T", (), {"pad_token": "x", "pad_token_id": 0}), [], None
-        )
+        build.build_trainer(config("orpo", model=str(tmp_path)), given, type("T", (), {"pad_token": "x", "pad_token_id": 0}), [], None)
 
 
 def test_the_length_of_a_run() -> None:
-    assert num_steps(config(batch_size=8, num_epochs=1.5), [20]) == 3
-    assert num_steps(config(batch_size=8, num_steps=11), [20]) == 11
+    assert num_steps(TuneRunConfig(num_epochs=1.5), 8, 20) == 3
+    assert num_steps(TuneRunConfig(num_steps=11), 8, 20) == 11
     with pytest.raises(ConfigError, match="is more than the 7 rows"):
-        num_steps(config(batch_size=8), [7])
+        num_steps(TuneRunConfig(), 8, 7)
 
 
 def test_the_directory_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = METHODS["dpo"]
     monkeypatch.chdir(tmp_path)
-    with in_directory(method, config(run_dir=tmp_path / "a")) as placed:
-        assert placed.run.run_dir == tmp_path / "a"
-    with in_directory(method, config()) as placed:
-        new = placed.run.run_dir
-    assert new is not None
+    with config(run_dir="a").in_directory() as placed:
+        assert placed.run_dir == placed.settings.run.run_dir == tmp_path / "a"
+    plan = config()
+    with plan.in_directory() as first, plan.in_directory() as second:
+        new = first.run_dir
+        assert second.run_dir == new.with_name(f"{new.name}-2")
     assert new.parent == tmp_path / "runs"
     assert new.name.startswith("dpo-")
 
 
 def test_a_resumed_run_stays_where_it_is_found(tmp_path: Path) -> None:
-    given = config(run_dir="old")
     (tmp_path / "elsewhere").mkdir()
-    with in_directory(METHODS["dpo"], replace(given, run=replace(given.run, resume=str(tmp_path / "elsewhere")))) as moved:
-        assert moved.run.run_dir == tmp_path / "elsewhere"
+    (tmp_path / "elsewhere" / "config.json").write_text(config(run_dir="old").to_json())
+    with load_given(METHODS["dpo"], {"resume": tmp_path / "elsewhere"}).in_directory() as moved:
+        assert moved.run_dir == tmp_path / "elsewhere"
 
 
 def test_the_table_of_methods() -> None:
@@ -262,7 +260,7 @@ def test_a_run_that_is_stopped_is_interrupted_and_goes_on(finished: TuneResult, 
 
 
 def test_a_preview_says_how_long_the_run_is_and_shows_rows() -> None:
-    lines = preview(METHODS["dpo"], config(batch_size=8, num_steps=5, eval_size=4))
+    lines = preview(config(batch_size=8, num_steps=5, eval_size=4))
     assert lines[0] == "5 steps of 8 rows, learning rate 0.0003"
     assert any(line.startswith("to evaluate on: 4 rows") for line in lines)
     assert sum(line.startswith("row ") for line in lines) == 3
@@ -276,13 +274,12 @@ def test_a_method_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(("optimizer", "kind"), [("adamw", "AdamW"), ("muon", "MuonWithAdamW"), ("adafactor", "Adafactor")])
 def test_a_run_has_the_optimizer_that_is_asked_for(optimizer: str, kind: str, tmp_path: Path) -> None:
     """A resumed run is compared in `tests/e2e/test_tune.py`."""
-    method = METHODS["dpo"]
     given = config(optimizer=optimizer, weight_decay=0.1)
     arguments = build.arguments(given, tmp_path, 1, evaluate_first=False)
-    trainer = build.build_trainer(method, given, arguments, make_tokenizer(given), [], None)
+    trainer = build.build_trainer(given, arguments, make_tokenizer(given.settings.model, ""), [], None)
     made = trainer.create_optimizer()
     assert type(made).__name__ == kind
-    assert {group["lr"] for group in made.param_groups} == {given.optim.learning_rate}
+    assert {group["lr"] for group in made.param_groups} == {given.settings.optim.learning_rate}
     assert {group["weight_decay"] for group in made.param_groups} == {0.1, 0.0}
     assert trainer.create_optimizer() is made
     if optimizer == "muon":

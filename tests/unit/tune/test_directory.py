@@ -1,25 +1,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.config.methods import METHODS
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import write_manifest
+from agentrl.resolve.tune import load_given
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoints_in, latest_checkpoint, open_directory
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS
-from agentrl.tune.run import in_directory
 
 DPO = METHODS["dpo"]
 
 
 def opened(run_dir: Path, **settings: Any) -> RunDirectory:
     given = {"data": "examples/tune/pairs.jsonl", "run_dir": run_dir, "lr_schedule": "constant", **settings}
-    return open_directory(DPO, load_given(DPO, given))
+    with load_given(DPO, given).in_directory() as plan:
+        return open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
 
 
 def checkpoint(run_dir: Path, step: int, *, complete: bool = True) -> Path:
@@ -91,7 +90,7 @@ def test_a_notebook_shows_the_losses_of_a_result(tmp_path: Path):
 
 
 def test_a_resumed_run_is_held_where_it_is_found(tmp_path: Path):
-    given = load_given(DPO, {"data": "examples/tune/pairs.jsonl", "run_dir": tmp_path / "new"})
-    with in_directory(DPO, replace(given, run=replace(given.run, resume=str(tmp_path / "old")))) as placed:
-        assert placed.run.run_dir == tmp_path / "old"
+    opened(tmp_path / "old")
+    with load_given(DPO, {"run_dir": tmp_path / "new", "resume": tmp_path / "old"}).in_directory() as placed:
+        assert placed.run_dir == placed.settings.run.run_dir == tmp_path / "old"
     assert not (tmp_path / "new").exists()

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from agentrl.assets import tiny_model_path
-from agentrl.core.errors import DataError
-from agentrl.core.tokenizers import load_tokenizer
-from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.encode import Encoder, pack, render
-from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
-from agentrl.tune.row_table import Row, fingerprint
-from agentrl.tune.row_text import IGNORED, SHORT, RowOfTurns, TextBatch
-from agentrl.tune.settings import (
+from agentrl.config.tune import (
     DpoConfig,
     PairsDataConfig,
     ProcessMethodConfig,
@@ -22,7 +15,15 @@ from agentrl.tune.settings import (
     SftDataConfig,
     SftMethodConfig,
 )
+from agentrl.core.errors import DataError
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.rollout.text_codec import TextCodec
+from agentrl.tune.encode import Encoder, pack, render
+from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
+from agentrl.tune.row_table import Row, fingerprint
+from agentrl.tune.row_text import IGNORED, SHORT, RowOfTurns, TextBatch
 from agentrl.tune.turns import TurnRenderer
+from tests.unit.tune.plans import encoder_of
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -76,7 +77,7 @@ def test_a_chat_has_the_tokens_of_its_template_and_answers_are_marked(template: 
 
 def chat_row(codec: TextCodec, messages: Any = CHAT, **method: Any) -> Row:
     """The only row of a chat."""
-    (row,) = Encoder(codec, SftConfig(method=SftMethodConfig(**method))).encode([Chat(tuple(messages))])
+    (row,) = encoder_of(codec, SftConfig(method=SftMethodConfig(**method))).encode([Chat(tuple(messages))])
     return row
 
 
@@ -119,7 +120,7 @@ def test_a_long_text_of_the_rows_before_is_not_encoded_again(codec: TextCodec):
 
 
 def test_an_answer_to_a_prompt_and_plain_text(codec: TextCodec):
-    encoder = Encoder(codec, SftConfig())
+    encoder = encoder_of(codec, SftConfig())
     row, text = encoder.encode([Answer("What is 1+2?", CHAT[2]), Text("1+2=3")])
     assert render(codec, row) == "<|user|>What is 1+2?<|end|><|assistant|>[[3<|end|>]]"
     assert text["labels"] == text["input_ids"]
@@ -130,7 +131,7 @@ def test_an_answer_to_a_prompt_and_plain_text(codec: TextCodec):
 
 
 def test_training_all_tokens(codec: TextCodec):
-    (row,) = Encoder(codec, SftConfig(method=SftMethodConfig(train_on="all"))).encode([Chat(tuple(CHAT))])
+    (row,) = encoder_of(codec, SftConfig(method=SftMethodConfig(train_on="all"))).encode([Chat(tuple(CHAT))])
     assert row["labels"] == row["input_ids"]
 
 
@@ -139,7 +140,7 @@ def test_rows_that_are_too_long_are_dropped_cut_or_split_and_counted(codec: Text
     short = Text("1+2=3")
 
     def encoded(overlong: Any) -> tuple[list[dict[str, Any]], Encoder]:
-        encoder = Encoder(codec, SftConfig(data=SftDataConfig(max_length=16, overlong=overlong)))
+        encoder = encoder_of(codec, SftConfig(data=SftDataConfig(max_length=16, overlong=overlong)))
         return encoder.encode([long, short]), encoder
 
     dropped, first = encoded("drop")
@@ -154,7 +155,7 @@ def test_rows_that_are_too_long_are_dropped_cut_or_split_and_counted(codec: Text
 
 def test_a_row_without_room_for_its_answer_is_dropped_even_if_it_may_be_cut(codec: TextCodec):
     data = PairsDataConfig(max_length=12, overlong="cut")
-    encoder = Encoder(codec, DpoConfig(data=data))
+    encoder = encoder_of(codec, DpoConfig(data=data))
     long = Pair("What is 1+2 and 3+4 and 5+6?", CHAT[2], CHAT[4])
     fits = Pair("1", CHAT[2], CHAT[4])
     (row,) = encoder.encode([long, fits])
@@ -164,11 +165,11 @@ def test_a_row_without_room_for_its_answer_is_dropped_even_if_it_may_be_cut(code
 
 def test_no_row_left_is_an_error(codec: TextCodec):
     with pytest.raises(DataError, match="leaves no row: all 1 have more than --max-length 8"):
-        Encoder(codec, SftConfig(data=SftDataConfig(max_length=8))).encode([Chat(tuple(CHAT))])
+        encoder_of(codec, SftConfig(data=SftDataConfig(max_length=8))).encode([Chat(tuple(CHAT))])
 
 
 def test_pairs_and_labelled_answers(codec: TextCodec):
-    encoder = Encoder(codec, DpoConfig())
+    encoder = encoder_of(codec, DpoConfig())
     pair, labelled = encoder.encode([Pair("What is 1+2?", CHAT[2], CHAT[4], 0.5), Labelled("What is 1+2?", CHAT[4], False)])
     assert codec.decode(pair["prompt_ids"]) == "<|user|>What is 1+2?<|end|><|assistant|>"
     assert codec.decode(pair["chosen_ids"]) == "3<|end|>"
@@ -180,13 +181,13 @@ def test_pairs_and_labelled_answers(codec: TextCodec):
 
 def test_a_step_is_judged_at_the_last_token_of_its_separator(codec: TextCodec):
     example = Steps("Add.", ("1+2=3", "3+4=8"), (1.0, 0.0))
-    (row,) = Encoder(codec, ProcessRewardModelConfig(method=ProcessMethodConfig(step_separator=" ;"))).encode([example])
+    (row,) = encoder_of(codec, ProcessRewardModelConfig(method=ProcessMethodConfig(step_separator=" ;"))).encode([example])
     places = [place for place, label in enumerate(row["labels"]) if label != IGNORED]
     assert [codec.decode(row["input_ids"][: place + 1]).rpartition("=")[2] for place in places] == ["3 ;", "8 ;"]
     assert [row["labels"][place] for place in places] == [1.0, 0.0]
     assert render(codec, row).endswith("1+2=3 ;[[1]]3+4=8 ;[[0]]")
     last = ProcessRewardModelConfig(method=ProcessMethodConfig(last_step_only=True))
-    (row,) = Encoder(codec, last).encode([example])
+    (row,) = encoder_of(codec, last).encode([example])
     assert [label for label in row["labels"] if label != IGNORED] == [0.0]
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.methods import METHODS
+from agentrl.config.tune import TuneEvalConfig, TuneRunConfig
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.tune.follow import Best, Follower, Rows, Stop
-from agentrl.tune.methods import METHODS
-from agentrl.tune.settings import TuneConfig, TuneEvalConfig, TuneRunConfig
 
 
 class Sink(Callback):
@@ -73,8 +73,8 @@ def control() -> Any:
 
 
 def follower(sink: Sink, stop: Stop | None = None, *, save_every: int = 0, eval_every: int = 0, evaluates: bool = True) -> Follower:
-    config = TuneConfig(run=TuneRunConfig(save_every=save_every), eval=TuneEvalConfig(eval_every=eval_every))
-    return Follower(rows(sink), Best("", Path("best")), stop or Stop(), config, evaluates=evaluates, clock=lambda: 1.0)
+    often = TuneRunConfig(save_every=save_every), TuneEvalConfig(eval_every=eval_every)
+    return Follower(rows(sink), Best("", Path("best")), stop or Stop(), *often, evaluates=evaluates, clock=lambda: 1.0)
 
 
 def decided(each: Follower, last: int) -> list[str]:
@@ -106,8 +106,8 @@ def test_a_request_to_stop_saves_and_ends_but_not_after_the_last_step(sink: Sink
 def test_evaluations_that_are_no_better_end_the_run(sink: Sink, monkeypatch: pytest.MonkeyPatch):
     saved: list[Path] = []
     monkeypatch.setattr("agentrl.tune.follow.save_model", lambda trainer, folder: saved.append(folder))
-    config = TuneConfig(run=TuneRunConfig(save_every=5), eval=TuneEvalConfig(eval_every=1, early_stopping=2))
-    each = Follower(rows(sink), Best("loss", Path("best")), Stop(), config, evaluates=True, clock=lambda: 1.0)
+    often = TuneRunConfig(save_every=5), TuneEvalConfig(eval_every=1, early_stopping=2)
+    each = Follower(rows(sink), Best("loss", Path("best")), Stop(), *often, evaluates=True, clock=lambda: 1.0)
     ended = []
     for step, loss in enumerate((0.7, 0.5, 0.6, 0.4, 0.4, 0.6), start=1):
         after = control()
@@ -119,9 +119,9 @@ def test_evaluations_that_are_no_better_end_the_run(sink: Sink, monkeypatch: pyt
 
 
 def test_the_last_evaluation_ends_nothing_early(sink: Sink):
-    config = TuneConfig(eval=TuneEvalConfig(eval_every=1, early_stopping=1))
+    often = TuneRunConfig(), TuneEvalConfig(eval_every=1, early_stopping=1)
     each = Follower(
-        rows(sink), Best("loss", Path("best"), [{"step": 0, "eval/loss": 0.1}]), Stop(), config, evaluates=True, clock=lambda: 1.0
+        rows(sink), Best("loss", Path("best"), [{"step": 0, "eval/loss": 0.1}]), Stop(), *often, evaluates=True, clock=lambda: 1.0
     )
     each.on_log(None, SimpleNamespace(global_step=3, max_steps=3), control(), {"eval_loss": 0.2})
     assert not each.settled

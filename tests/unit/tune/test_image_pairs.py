@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.config.methods import METHODS
+from agentrl.config.tune import DpoConfig, KtoConfig, LabelledDataConfig, ModelConfig, PairsDataConfig, RewardDataConfig, StepsDataConfig
 from agentrl.core.errors import DataError, EnvResultError
 from agentrl.core.language_models import sequence_classifier
 from agentrl.core.tokenizers import load_tokenizer
@@ -19,16 +21,15 @@ from agentrl.learner.dropout import disable_dropout
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.build import adapter
-from agentrl.tune.encode import Encoder, render
+from agentrl.tune.encode import render
 from agentrl.tune.forms import PARSERS, Labelled, Pair, labelled, pair, steps
-from agentrl.tune.methods import METHODS
 from agentrl.tune.objectives import OBJECTIVES, Measured
 from agentrl.tune.prepare import image_reader
 from agentrl.tune.row_images import RowError
 from agentrl.tune.row_table import Row, as_rows, fingerprint
-from agentrl.tune.settings import DpoConfig, KtoConfig, LabelledDataConfig, ModelConfig, PairsDataConfig, RewardDataConfig, StepsDataConfig
 from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of
+from tests.unit.tune.plans import encoder_of
 
 PICTURES = [image_text(picture(seed)) for seed in range(3)]
 ASKED = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
@@ -69,7 +70,7 @@ def encoded(codec: TextCodec, reader: ImageReader | None, method: str, rows: lis
     kind: Any = type(config.data)
     config = type(config)(data=kind(**options))
     parse: Any = PARSERS[METHODS[method].form]
-    return list(as_rows(Encoder(codec, config, reader).encode([example for row in rows for example in parse(row, config.data)])))
+    return list(as_rows(encoder_of(codec, config, reader).encode([example for row in rows for example in parse(row, config.data)])))
 
 
 @functools.cache
@@ -220,7 +221,7 @@ def test_a_model_of_text_and_damaged_pictures_are_refused_by_line(codec: TextCod
 
 def test_the_size_and_the_number_of_pictures_have_limits(vision_model: str) -> None:
     config = DpoConfig(model=ModelConfig(model=vision_model), images=ImageConfig(max_images=2, max_image_pixels=4000))
-    small = image_reader(config)
+    small = image_reader(config.model, config.images)
     assert small is not None
     with pytest.raises(EnvResultError, match=r"64 x 64 pixels, more than 4,000 \(--max-image-pixels\)"):
         small.read_here(PICTURES[:1])
@@ -236,7 +237,7 @@ def test_adapters_are_put_beside_layers_of_text_alone(vision_model: str) -> None
     from agentrl.learner.plan import LoraConfig
 
     plain = AutoModelForImageTextToText.from_pretrained(vision_model)
-    settings = adapter(METHODS["dpo"], DpoConfig(lora=LoraConfig(lora_rank=2)), outside_text(plain))
+    settings = adapter(METHODS["dpo"], LoraConfig(lora_rank=2), outside_text(plain))
     names = [name for name, parameter in get_peft_model(plain, settings).named_parameters() if parameter.requires_grad]
     assert names
     assert all("text_model" in name for name in names)

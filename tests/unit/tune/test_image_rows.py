@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.config.tune import SftConfig, SftDataConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.env.images import image_text
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.encode import Encoder
 from agentrl.tune.forms import dialogue
 from agentrl.tune.objectives import inputs_of
 from agentrl.tune.prepare import _check_images
 from agentrl.tune.row_images import RowError
 from agentrl.tune.row_table import as_rows, fingerprint
 from agentrl.tune.row_text import IGNORED
-from agentrl.tune.settings import SftConfig, SftDataConfig, SftMethodConfig
 from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of
+from tests.unit.tune.plans import encoder_of
 
 PICTURES = [image_text(picture(seed)) for seed in range(2)]
 CHAT = [
@@ -44,7 +44,7 @@ def codec(vision_model: str) -> TextCodec:
 
 def encoded(codec: TextCodec, reader: ImageReader | None, row: dict[str, Any], **data: Any) -> list[dict[str, Any]]:
     config = SftConfig(data=SftDataConfig(**data))
-    return list(as_rows(Encoder(codec, config, reader).encode(dialogue(row, config.data))))
+    return list(as_rows(encoder_of(codec, config, reader).encode(dialogue(row, config.data))))
 
 
 def test_a_chat_has_its_images_where_its_parts_are(codec: TextCodec, reader: ImageReader) -> None:
@@ -124,7 +124,7 @@ def test_text_that_spells_a_placeholder_in_raw_text_is_refused(codec: TextCodec,
 def test_packing_is_refused(codec: TextCodec, reader: ImageReader) -> None:
     rows = encoded(codec, reader, {"messages": CHAT, "images": PICTURES[:1]})
     with pytest.raises(ConfigError, match="--packing"):
-        _check_images(SftConfig(method=SftMethodConfig(packing=True)), rows)
+        _check_images(rows, "rows.jsonl", packing=True, num_ranks=1)
 
 
 def test_another_picture_is_other_data(codec: TextCodec, reader: ImageReader) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentrl.config.methods import METHODS
 from agentrl.core.errors import ConfigError
+from agentrl.resolve import ranks
+from agentrl.resolve.tune import load_given
 from agentrl.tune import launch
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", launch.LAUNCHER)
 
@@ -26,18 +27,18 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_is_alone_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch):
-    assert (launch.world_size(), launch.is_rank(), launch.is_first()) == (1, False, True)
+    assert (ranks.world_size(), ranks.is_rank(), ranks.is_first()) == (1, False, True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert (launch.world_size(), launch.is_rank(), launch.is_first()) == (2, True, False)
+    assert (ranks.world_size(), ranks.is_rank(), ranks.is_first()) == (2, True, False)
 
 
 def test_srun_makes_ranks_where_the_job_names_an_address(monkeypatch: pytest.MonkeyPatch):
     for name, value in (("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "1")):
         monkeypatch.setenv(name, value)
-    assert launch.world_size() == 1  # `srun` of one command is no training on four ranks
+    assert ranks.world_size() == 1  # `srun` of one command is no training on four ranks
     monkeypatch.setenv("MASTER_ADDR", "node1")
-    assert (launch.world_size(), launch.is_first()) == (4, False)
+    assert (ranks.world_size(), ranks.is_first()) == (4, False)
     assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == ("3", "1")
 
 

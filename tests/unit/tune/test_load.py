@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.cli.tune import main
+from agentrl.config.methods import METHODS
 from agentrl.core.errors import ConfigError, UnknownFlagError
-from agentrl.tune.load import check_unchanged, load, load_given, to_json
-from agentrl.tune.methods import METHODS
-from agentrl.tune.rules import micro_batch
+from agentrl.resolve.tune import load, load_given
 
 DATA = "examples/tune/pairs.jsonl"
 DPO, SFT = METHODS["dpo"], METHODS["sft"]
@@ -26,21 +26,21 @@ def test_names_of_settings_are_unique_over_sections(method: Any):
 def test_defaults_then_file_then_flags(tmp_path: Path):
     path = tmp_path / "dpo.toml"
     path.write_text(f'data = "{DATA}"\nbeta = 0.2\n\n[optim]\nbatch_size = 8\n', encoding="utf-8")
-    config: Any = load(DPO, ["--config", str(path), "--beta", "0.3"])
+    config: Any = load(DPO, ["--config", str(path), "--beta", "0.3"]).settings
     assert (config.method.beta, config.optim.batch_size, config.method.loss) == (0.3, 8, "sigmoid")
 
 
 def test_names_of_other_systems_are_known():
     words = ["--pretrain", "", "--dataset", DATA, "--train_batch_size=8", "--max-epochs", "2", "--loss-type", "hinge"]
-    config: Any = load(DPO, words)
+    config: Any = load(DPO, words).settings
     assert (config.data.data, config.optim.batch_size, config.run.num_epochs, config.method.loss) == (DATA, 8, 2.0, "hinge")
 
 
 def test_the_learning_rate_follows_from_method_and_model():
-    assert load(DPO, ["--data", DATA]).optim.learning_rate == 3e-4
-    assert load(DPO, ["--data", DATA, "--model", "someone/large"]).optim.learning_rate == 5e-7
-    assert load(DPO, ["--data", DATA, "--model", "someone/large", "--lora-rank", "8"]).optim.learning_rate == 5e-6
-    assert load(DPO, ["--data", DATA, "--learning-rate", "1e-5"]).optim.learning_rate == 1e-5
+    assert load(DPO, ["--data", DATA]).settings.optim.learning_rate == 3e-4
+    assert load(DPO, ["--data", DATA, "--model", "someone/large"]).settings.optim.learning_rate == 5e-7
+    assert load(DPO, ["--data", DATA, "--model", "someone/large", "--lora-rank", "8"]).settings.optim.learning_rate == 5e-6
+    assert load(DPO, ["--data", DATA, "--learning-rate", "1e-5"]).settings.optim.learning_rate == 1e-5
 
 
 WRONG = [
@@ -76,9 +76,9 @@ def test_what_is_wrong_is_named_with_its_remedy(words: list[str], message: str):
 
 def test_early_stopping_goes_by_the_loss_unless_a_figure_is_named():
     words = ["--data", DATA, "--eval-every", "5", "--patience", "3"]
-    assert load(DPO, words).eval.keep_best == "loss"
-    assert load(DPO, [*words, "--keep-best", "accuracy"]).eval.keep_best == "accuracy"
-    assert load(DPO, ["--data", DATA]).eval.keep_best == ""
+    assert load(DPO, words).settings.eval.keep_best == "loss"
+    assert load(DPO, [*words, "--keep-best", "accuracy"]).settings.eval.keep_best == "accuracy"
+    assert load(DPO, ["--data", DATA]).settings.eval.keep_best == ""
 
 
 def test_rules_of_single_methods():
@@ -99,8 +99,8 @@ def test_an_adapter_is_no_model(tmp_path: Path):
 
 
 def test_settings_given_in_python():
-    config: Any = load_given(DPO, {"data": DATA, "run_dir": Path("runs/x"), "beta": 0.5})
-    assert (config.run.run_dir, config.method.beta) == (Path("runs/x"), 0.5)
+    config: Any = load_given(DPO, {"data": DATA, "run_dir": Path("runs/x"), "beta": 0.5}).settings
+    assert (config.run.run_dir, config.method.beta) == (Path.cwd() / "runs/x", 0.5)
     with pytest.raises(ConfigError, match="push_to_hub = 'me/model': is not a setting"):
         load_given(DPO, {"data": DATA, "push_to_hub": "me/model"})
     with pytest.raises(ConfigError, match="Did you mean `beta`"):
@@ -111,16 +111,45 @@ def test_settings_given_in_python():
     ("batch", "ranks", "given", "expected"), [(32, 1, 0, 8), (32, 2, 0, 8), (6, 1, 0, 6), (22, 2, 0, 1), (32, 1, 4, 4)]
 )
 def test_rows_of_a_micro_batch_divide_those_of_a_rank(batch: int, ranks: int, given: int, expected: int):
-    config = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "micro_batch_size": given})
-    assert micro_batch(config) == expected
+    plan = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "micro_batch_size": given})
+    assert plan.ranks.micro_batch_size == expected
 
 
-def test_a_resumed_run_may_not_learn_otherwise():
-    config = load_given(DPO, {"data": DATA, "lr_schedule": "constant"})
-    saved = json.loads(to_json(DPO, config))
-    check_unchanged(saved, load_given(DPO, {"data": DATA, "lr_schedule": "constant", "num_steps": 50, "save_every": 3}))
+def test_a_resumed_run_may_not_learn_otherwise(tmp_path: Path):
+    def again(schedule: str, **changes: Any) -> str:
+        plan = load_given(DPO, {"data": DATA, "lr_schedule": schedule, "run_dir": tmp_path, "resume": "auto", **changes})
+        with plan.in_directory():
+            return plan.to_json()
+
+    (tmp_path / "config.json").write_text(again("constant"))
+    again("constant", num_steps=50, save_every=3)
     with pytest.raises(ConfigError, match=r"--beta \(was 0.1, now 0.4\)"):
-        check_unchanged(saved, load_given(DPO, {"data": DATA, "lr_schedule": "constant", "beta": 0.4}))
-    cosine = json.loads(to_json(DPO, load_given(DPO, {"data": DATA})))
+        again("constant", beta=0.4)
+    (tmp_path / "config.json").write_text(again("constant").replace('"constant"', '"cosine"'))
     with pytest.raises(ConfigError, match="--num-steps"):
-        check_unchanged(cosine, load_given(DPO, {"data": DATA, "num_steps": 50}))
+        again("cosine", num_steps=50)
+
+
+def test_a_plan_says_where_settings_come_from(tmp_path: Path):
+    (tmp_path / "dpo.toml").write_text(f'data = "{DATA}"\n')
+    plan = load(DPO, ["--config", str(tmp_path / "dpo.toml"), "--beta", "0.3", "--eval-every", "5", "--patience", "2"])
+    decided = {"learning_rate": "model", "keep_best": "settings"}
+    assert plan.sources == {"data": "file", "beta": "flag", "eval_every": "flag", "early_stopping": "flag"} | decided
+    assert json.loads(plan.to_json())["sources"] == plan.sources
+    (tmp_path / "config.json").write_text(plan.to_json())
+    assert load_given(DPO, {"resume": tmp_path}).sources == {**plan.sources, "resume": "python"}
+    assert load_given(DPO, {"resume": tmp_path}).to_json() == plan.to_json().replace(str(plan.run_dir), str(tmp_path))
+
+
+RUNS = [("sft", "chats"), ("dpo", "pairs"), ("reward-model", "helpful")]
+
+
+@pytest.mark.parametrize(("command", "rows"), RUNS)
+def test_a_dry_run_prints_what_the_run_writes(command: str, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["--data", f"examples/tune/{rows}.jsonl", "--run-dir", str(tmp_path / "run"), "--num-steps", "1", "--batch-size", "4"]
+    assert main(command, [*words, "--record-rows", "0", "--no-tensorboard", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    assert main(command, [*words, "--record-rows", "0", "--no-tensorboard"]) == 0
+    assert (tmp_path / "run" / "config.json").read_text() == printed
+    assert {"data": "flag", "learning_rate": "model"}.items() <= json.loads(printed)["sources"].items()

@@ -18,14 +18,15 @@ from trl.data_utils import (
     unpair_preference_dataset,
 )
 
+from agentrl.config.methods import METHODS
 from agentrl.core.errors import DataError
 from agentrl.core.types import Message
+from agentrl.resolve.tune import load_given
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.data import Examples, read_examples
+from agentrl.tune.data import Examples
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS
-from agentrl.tune.prepare import make_tokenizer, prepare
+from agentrl.tune.prepare import make_tokenizer
+from tests.unit.tune.plans import examples_of, rows_of
 
 KINDS = {"dialogue": "sft", "pairs": "dpo", "labelled": "kto", "steps": "process-reward-model"}
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -43,7 +44,7 @@ def said(text: str) -> Message:
 
 def read(path: Path, kind: str, **settings: Any) -> Examples:
     method = METHODS[KINDS[kind]]
-    return read_examples(load_given(method, {"data": str(path), **settings}), method.form)
+    return examples_of(load_given(method, {"data": str(path), **settings}).settings, method.form)
 
 
 def read_row(tmp_path: Path, kind: str, *rows: Any, **settings: Any) -> Examples:
@@ -253,10 +254,10 @@ def test_rows_have_the_text_of_trls_preparation(command: str, row: dict[str, Any
     """TRL extracts the prompt and renders; what follows are the tokens of its texts."""
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row))
-    config = load_given(METHODS[command], {"data": str(path)})
-    tokenizer = make_tokenizer(config)
+    plan = load_given(METHODS[command], {"data": str(path)})
+    tokenizer = make_tokenizer(plan.settings.model, "")
     codec = TextCodec(tokenizer)
-    (found,) = prepare(config, read_examples(config, METHODS[command].form)).parts[0]
+    (found,) = rows_of(plan).parts[0]
     theirs = maybe_apply_chat_template(maybe_extract_prompt(deepcopy(row)), tokenizer)
     if command == "sft":
         assert codec.decode(found["input_ids"]) == theirs.get("text", theirs.get("prompt", "") + theirs.get("completion", ""))

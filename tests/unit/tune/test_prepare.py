@@ -11,15 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from agentrl.assets import tiny_model_path
+from agentrl.config.methods import METHODS
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.learner.merge import merge_into_base
+from agentrl.resolve.tune import load_given
+from agentrl.rollout.plan import ModelConfig
 from agentrl.tune.build import record_ends
-from agentrl.tune.data import read_examples
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS
-from agentrl.tune.prepare import Prepared, make_tokenizer, prepare
+from agentrl.tune.prepare import Prepared, make_tokenizer
 from agentrl.tune.run import preview, tune
+from tests.unit.tune.plans import rows_of
 
 SFT = METHODS["sft"]
 CHATS = "examples/tune/chats.jsonl"
@@ -47,8 +48,7 @@ def without_template(tmp_path: Path) -> str:
 
 
 def prepared(**settings: Any) -> Prepared:
-    config = load_given(SFT, settings)
-    return prepare(config, read_examples(config, SFT.form))
+    return rows_of(load_given(SFT, settings))
 
 
 def written(path: Path, *rows: dict[str, Any]) -> str:
@@ -59,7 +59,7 @@ def written(path: Path, *rows: dict[str, Any]) -> str:
 def test_a_template_of_the_user_renders_the_rows_and_is_kept_by_the_tokenizer(template: str):
     found = prepared(data=CHATS, chat_template=template)
     assert found.samples[0].startswith("<|user|>What is 8-0?<|tool|><|assistant|>[[8<|tool|>]]")
-    tokenizer = make_tokenizer(load_given(SFT, {"data": CHATS, "chat_template": template}))
+    tokenizer = make_tokenizer(ModelConfig(chat_template=template), "")
     assert tokenizer.chat_template == ENDING_WITH_TOOL
     assert found.ends == (tokenizer.convert_tokens_to_ids("<|tool|>"),)
 
@@ -102,7 +102,7 @@ def test_an_end_token_of_the_user_ends_texts_and_turns_that_a_template_leaves_op
 def test_the_preview_shows_whole_rows_with_what_is_trained(tmp_path: Path):
     long = " ".join(["1+2"] * 200)
     data = written(tmp_path / "long.jsonl", *[{"prompt": long, "completion": long}] * 3)
-    lines = preview(SFT, load_given(SFT, {"data": data, "batch_size": 1, "max_length": 4096}))
+    lines = preview(load_given(SFT, {"data": data, "batch_size": 1, "max_length": 4096}))
     assert sum(f"<|user|>{long}<|end|><|assistant|>[[{long}<|end|>]]" in line for line in lines) == 3
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from agentrl.assets import tiny_model_path
+from agentrl.config.methods import METHODS
+from agentrl.config.tune import SftConfig
 from agentrl.core.tokenizers import load_tokenizer
+from agentrl.resolve.tune import load_given
 from agentrl.rollout import text_codec
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune import encode, prepare, row_cache
-from agentrl.tune.data import read_examples
 from agentrl.tune.encode import Encoder
 from agentrl.tune.forms import Chat
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS
 from agentrl.tune.row_table import Drawn, RowTable, as_rows, fingerprint
 from agentrl.tune.row_text import RowOfTurns, as_array
-from agentrl.tune.settings import SftConfig
+from tests.unit.tune.plans import encoder_of, rows_of
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 OF = {"sft": "chats", "dpo": "pairs", "kto": "labelled", "process-reward-model": "steps", "reward-model": "helpful"}
@@ -63,9 +63,7 @@ def test_rows_are_drawn_from_parts_that_follow_each_other() -> None:
 
 
 def prepared(command: str = "sft", **settings: Any) -> prepare.Prepared:
-    method = METHODS[command]
-    config = load_given(method, {"data": str(DATA / f"{OF[command]}.jsonl"), "eval_size": 8, **settings})
-    return prepare.prepare(config, read_examples(config, method.form))
+    return rows_of(load_given(METHODS[command], {"data": str(DATA / f"{OF[command]}.jsonl"), "eval_size": 8, **settings}))
 
 
 @pytest.fixture
@@ -143,7 +141,7 @@ def test_few_rows_are_not_kept_and_the_default_is_the_users_cache(tmp_path: Path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prepared()
     assert not list(tmp_path.iterdir())
-    assert row_cache.folder_of(load_given(METHODS["sft"], {"data": str(DATA / "chats.jsonl")})) == tmp_path / "agentrl" / "rows"
+    assert row_cache.folder_of("") == tmp_path / "agentrl" / "rows"
 
 
 def test_tokens_do_not_depend_on_the_examples_that_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,11 +149,11 @@ def test_tokens_do_not_depend_on_the_examples_that_are_encoded_together(monkeypa
     chats = [Chat(tuple(json.loads(line)["messages"])) for line in (DATA / "chats.jsonl").read_text().splitlines()[:40]]
     spelled: Any = ({"role": "user", "content": "What is <|end|>?"}, {"role": "assistant", "content": "A <|end|> token.\n"})
     chats.insert(7, Chat(spelled))
-    alone = [row for chat in chats for row in Encoder(codec, SftConfig()).encode([chat])]
+    alone = [row for chat in chats for row in encoder_of(codec, SftConfig()).encode([chat])]
     assert alone[7]["input_ids"].count(codec.tokenizer.eos_token_id) == 2
     for size in (1, 3, 512):
         monkeypatch.setattr(encode, "CHUNK", size)
-        assert Encoder(codec, SftConfig()).encode(chats) == alone
+        assert encoder_of(codec, SftConfig()).encode(chats) == alone
 
 
 def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or_spell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +163,10 @@ def test_each_few_examples_are_one_call_of_the_tokenizer_whatever_they_repeat_or
     encode_pieces = codec.encode_pieces
     monkeypatch.setattr(codec, "encode_pieces", lambda pieces: (asked.append(len(pieces)), encode_pieces(pieces))[1])
     monkeypatch.setattr(encode, "CHUNK", 2)
-    rows = Encoder(codec, SftConfig()).encode(chats)
+    rows = encoder_of(codec, SftConfig()).encode(chats)
     assert len(asked) == 3
     monkeypatch.undo()
-    assert rows == Encoder(codec, SftConfig()).encode(chats)
+    assert rows == encoder_of(codec, SftConfig()).encode(chats)
 
 
 @pytest.mark.parametrize("cores", [1, 2])

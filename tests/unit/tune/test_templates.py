@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.tune import DpoConfig, KtoConfig, SftConfig, SftDataConfig, SftMethodConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.text_codec import TextCodec
@@ -14,8 +15,8 @@ from agentrl.tune.encode import Encoder
 from agentrl.tune.forms import Chat, Labelled, Pair, dialogue
 from agentrl.tune.row_table import Row
 from agentrl.tune.row_text import IGNORED
-from agentrl.tune.settings import DpoConfig, KtoConfig, SftConfig, SftDataConfig, SftMethodConfig
 from tests.unit.rollout.families import REFUSED, SOURCES, TOOLS, call, family, said
+from tests.unit.tune.plans import encoder_of
 
 NAMES = sorted(name for name in SOURCES if name not in REFUSED)
 THOUGHT = {"reasoning_content": "REASON", "reasoning": "REASON", "thinking": "REASON"}
@@ -74,7 +75,7 @@ def same(name: str, trained: str, answer: str) -> bool:
 
 def encoder(name: str, config: Any = SftConfig, **model: Any) -> tuple[TextCodec, Encoder]:
     codec = TextCodec(family(name))
-    return codec, Encoder(codec, config(model=ModelConfig(**model), data=type(config().data)(max_length=4096)))
+    return codec, encoder_of(codec, config(model=ModelConfig(**model), data=type(config().data)(max_length=4096)))
 
 
 def segments(codec: TextCodec, rows: list[Row]) -> list[str]:
@@ -273,7 +274,7 @@ def test_calls_and_results_stay_in_one_row_and_thinking_of_an_earlier_question_b
 def test_all_tokens_are_trained_once_although_a_chat_has_two_rows():
     chat = Chat((USER, ANSWERS["thinking"], said("user", "And two?"), said("assistant", "SECOND")))
     codec = TextCodec(family("qwen3"))
-    first, second = Encoder(codec, SftConfig(method=SftMethodConfig(train_on="all"))).encode([chat])
+    first, second = encoder_of(codec, SftConfig(method=SftMethodConfig(train_on="all"))).encode([chat])
     assert first["labels"] == first["input_ids"]
     shared = second["labels"].count(IGNORED)
     assert second["input_ids"][:shared] == first["input_ids"][:shared]

@@ -12,14 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, TrainerCallback
 
 from agentrl.assets import tiny_model_path
+from agentrl.config.methods import METHODS
 from agentrl.core.tokenizers import load_tokenizer
+from agentrl.resolve.tune import load_given
 from agentrl.tune.build import arguments, build_trainer
-from agentrl.tune.data import read_examples
-from agentrl.tune.load import load_given
-from agentrl.tune.methods import METHODS
-from agentrl.tune.prepare import prepare
 from agentrl.tune.row_table import Row
 from tests.learner_support import write_shifted
+from tests.unit.tune.plans import rows_of
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 ROWS = 6
@@ -33,16 +32,15 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def built(command: str, data: str, folder: Path, **settings: Any) -> tuple[Any, list[Row], dict[str, Any]]:
     """A trainer, its rows, and the only batch that it makes of them."""
-    method = METHODS[command]
-    config = load_given(
-        method, {"data": str(DATA / f"{data}.jsonl"), "batch_size": ROWS, "run_dir": str(folder), "shuffle": False, **settings}
+    plan = load_given(
+        METHODS[command], {"data": str(DATA / f"{data}.jsonl"), "batch_size": ROWS, "run_dir": str(folder), "shuffle": False, **settings}
     )
-    rows = list(prepare(config, read_examples(config, method.form)).parts[0][:ROWS])
+    rows = list(rows_of(plan).parts[0][:ROWS])
     tokenizer = load_tokenizer(str(tiny_model_path()))
-    trainer = build_trainer(method, config, arguments(config, folder, 1, evaluate_first=False), tokenizer, rows, None)
+    trainer = build_trainer(plan, arguments(plan, folder, 1, evaluate_first=False), tokenizer, rows, None)
     trainer.model.train()  # figures of training; the model has no dropout
     batches = list(trainer.get_train_dataloader())
-    assert len(batches) == (1 if config.optim.micro_batch_size in (0, ROWS) else 2)
+    assert len(batches) == (1 if plan.settings.optim.micro_batch_size in (0, ROWS) else 2)
     return trainer, rows, batches[0]
 
 

@@ -7,24 +7,28 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.assets import tiny_model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.learner_rules import check_4bit, check_dora, check_optimizer
+from agentrl.config.methods import Method
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.sections import changed, refuse_set
-from agentrl.core.adapter_files import holds_adapter
-from agentrl.core.errors import ConfigError
-from agentrl.core.model_shape import read_shape
-from agentrl.core.process import cuda_device_count
-from agentrl.core.settings import flag, listed
-from agentrl.tune.launch import is_rank, world_size
-from agentrl.tune.methods import Method
-from agentrl.tune.settings import (
+from agentrl.config.tune import (
     DistillMethodConfig,
     DpoMethodConfig,
     KtoMethodConfig,
     SftDataConfig,
     TuneConfig,
 )
+from agentrl.core.adapter_files import holds_adapter
+from agentrl.core.errors import ConfigError
+from agentrl.core.model_shape import read_shape
+from agentrl.core.process import cuda_device_count
+from agentrl.core.settings import flag, listed
+from agentrl.core.tokenizers import check_teacher
+from agentrl.resolve.ranks import is_rank, world_size
+from agentrl.rollout.plan import ModelConfig
+from agentrl.rollout.tasks import check_model
 
 MAX_MICRO = 8
 """Rows that go through the model at once where nothing is said."""
@@ -52,15 +56,14 @@ def with_best(config: TuneConfig) -> TuneConfig:
     return changed(config, keep_best="loss") if config.eval.early_stopping and not config.eval.keep_best else config
 
 
-def check(method: Method, config: TuneConfig) -> TuneConfig:
-    """Return the settings unchanged if they go together.
+def check(method: Method, config: TuneConfig) -> None:
+    """Check that settings go together.
 
     Raises:
         ConfigError: For the first that does not.
     """
     for rule in RULES:
         rule(method, config)
-    return config
 
 
 def _packages(method: Method, config: TuneConfig) -> None:
@@ -175,6 +178,23 @@ def named_models(config: TuneConfig) -> list[tuple[str, str]]:
     named = [("--model", config.model.model)]
     named += [(flag(name), getattr(config.method, name)) for name in ("reference", "teacher") if hasattr(config.method, name)]
     return [(name, value) for name, value in named if value]
+
+
+def check_models(config: TuneConfig) -> None:
+    """Check that the named models can be found, and that a teacher has the model's tokens: these are read, so data come first.
+
+    Raises:
+        ConfigError: If not.
+    """
+    for setting, name in named_models(config):
+        check_model(name, setting)
+    if teacher := getattr(config.method, "teacher", ""):
+        check_teacher(teacher, model_path(config.model), trust_remote_code=config.model.trust_remote_code)
+
+
+def model_path(model: ModelConfig) -> str:
+    """Return the directory or hub name of the model to train; the bundled model unless ``--model`` names one."""
+    return model.model or str(tiny_model_path())
 
 
 def _chat_template(method: Method, config: TuneConfig) -> None:

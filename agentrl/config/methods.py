@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from agentrl.tune import settings
-from agentrl.tune.settings import TuneConfig
+from agentrl.config import tune as settings
+from agentrl.config.tune import TuneConfig
 
 REWARDS = ("margin", "reward/chosen", "reward/rejected")
 LOGPROBS = ("logprob/chosen", "logprob/rejected")
