@@ -77,7 +77,7 @@ def without_sources(lines: Any) -> Any:
 
 
 SOURCES = ("agentrl: not the defaults: ", "agentrl: known once the cluster is joined: ")
-PLAYED = ("worker", "joined.worker", "evaluations", "serve", "play")
+PLAYED = ("worker", "joined.worker", "evaluations", "serve", "play", "replay")
 """Parts that had the sections of the environment and of the engine whole, and read a value or two of them."""
 LOOPS = {
     "run/stall_timeout_s": "stall_timeout_s",
@@ -124,6 +124,7 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
 """Fields that are elsewhere now; every other one is where it was."""
 DROPPED: tuple[Dropped, ...] = (
     Dropped("resume on a cpu", "was refused; what a machine decided is decided again"),
+    Dropped("refused-drawn 010", "--debug prints a traceback, which names lines of the code"),
     Dropped("sample run", "was refused because of the setting resume, which training has too"),
 )
 """Cases that are recorded no more."""

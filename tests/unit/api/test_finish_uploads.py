@@ -36,7 +36,7 @@ async def test_a_signal_ends_the_wait_and_only_a_run_that_is_resumed_ends_withou
     stopped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = StopRequest()
-    finishing = asyncio.ensure_future(_finish_uploads(behind(), config_of(), stop, stopped=stopped))
+    finishing = asyncio.ensure_future(_finish_uploads(behind(), config_of().training, stop, stopped=stopped))
     while not stop.heard:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert not finishing.done()
@@ -54,7 +54,7 @@ async def test_what_a_callback_asked_does_not_shorten_the_wait() -> None:
     stop, begin = StopRequest(), time.monotonic()
     stop.ask("a reward of 1")
     with pytest.raises(CheckpointError, match=r"longer than 1 s"):
-        await _finish_uploads(behind(), config_of(upload_timeout_s=0.6), stop, stopped=False)
+        await _finish_uploads(behind(), config_of(upload_timeout_s=0.6).training, stop, stopped=False)
     assert time.monotonic() - begin >= 0.6
     assert not stop.signalled_s
 
@@ -62,4 +62,4 @@ async def test_what_a_callback_asked_does_not_shorten_the_wait() -> None:
 async def test_nothing_under_way_is_not_waited_for() -> None:
     stop = StopRequest()
     stop.ask()
-    await _finish_uploads(Uploads("memory://nowhere", ScriptedLearner(), keep=1, timeout_s=20), config_of(), stop, stopped=False)
+    await _finish_uploads(Uploads("memory://nowhere", ScriptedLearner(), keep=1, timeout_s=20), config_of().training, stop, stopped=False)
