@@ -10,17 +10,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.algo.plan import has_ratios
 from agentrl.assets import tiny_model_path
 from agentrl.check.findings import CheckConfig, CheckOptions, CheckSettings, Finding, Report, Rule, Severity, by_severity
 from agentrl.check.report import policy_rows, summary_text
 from agentrl.check.supervise import GIVEN, check, command
 from agentrl.check.tokenizer import FileTokenizer
-from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.model_shape import CPU_CONTEXT
@@ -33,6 +31,7 @@ from agentrl.track.html import escaped, table
 
 BEGIN_ANYWAY = "--no-check-env begins the run all the same."
 REHEARSAL_S = 30.0
+REHEARSAL = CheckOptions(timeout_s=REHEARSAL_S / 2, budget_s=REHEARSAL_S / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def _in_process(settings: CheckSettings, task: Task | None = None, on_start: Cal
         return check(settings, command(*words, on_start=on_start, **more), task)
 
 
-async def rehearse(config: TrainConfig, task: Task) -> str:
+async def rehearse(settings: CheckSettings, task: Task) -> str:
     """Play one scripted episode as a run is about to, in a process of its own; return a warning, or "".
 
     The process has `REHEARSAL_S` seconds, after which the run goes on: the environment may only be slow to begin with.
@@ -146,17 +145,9 @@ async def rehearse(config: TrainConfig, task: Task) -> str:
     Raises:
         ConfigError: If the environment cannot be loaded, or does something for which every episode of the run would fail.
     """
-    known = not config.model.model or FileTokenizer.can_read(Path(config.model.model))  # else another template, which may refuse more
-    model = config.model.model if config.model.model and known else str(tiny_model_path())
-    settings = CheckSettings(
-        run=config.run,
-        model=replace(config.model, model=model),
-        check=CheckOptions(timeout_s=REHEARSAL_S / 2, budget_s=REHEARSAL_S / 2),
-        data=config.data,
-        rollout=config.rollout,
-        engine=config.engine,
-        ratios=has_ratios(config.algo),
-    )
+    given = settings.model.model
+    known = not given or FileTokenizer.can_read(Path(given))  # else another template, which may refuse more
+    settings = changed(settings, model=given if given and known else str(tiny_model_path()))
     processes: list[int] = []
     try:
         result = CheckResult(await asyncio.to_thread(_in_process, settings, task, processes.append))
@@ -172,7 +163,7 @@ async def rehearse(config: TrainConfig, task: Task) -> str:
     unclear = ("hangs", "timeout", "leaks-memory", *(() if known else ("template-refuses",)))
     if wrong := next((found for found in result.errors if found.rule.id not in unclear), None):
         remedy = f"{wrong.rule.remedy} `agentrl check` looks further; {BEGIN_ANYWAY}"
-        raise ConfigError("--agent", config.run.agent, f"{wrong.rule.title}: {wrong.finding.where}: {wrong.finding.seen}", remedy)
+        raise ConfigError("--agent", settings.run.agent, f"{wrong.rule.title}: {wrong.finding.where}: {wrong.finding.seen}", remedy)
     late = [f"{found.finding.where}: {found.finding.seen}" for found in result.errors if found.rule.id in ("hangs", "timeout")]
     if failed := [*late, *result.report.skipped]:
         return f"the scripted episode before the run failed: {failed[0]}"

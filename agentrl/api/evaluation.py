@@ -119,7 +119,7 @@ async def measure(config: EvaluateConfig, console: Console | None = None) -> Eva
     for model in (config.model.model, config.measure.baseline):
         check_model(changed(config, model=model or ""))
     tasks = measured_tasks(config, environment(config))
-    with results_directory(config, "eval") as path:
+    with results_directory(config.source.output, config.run.agent, "eval") as path:
         (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
         keep_environment(config.run.agent, path)
         return await _Measurement(config, tasks, path, console or open_console()).run()

@@ -79,7 +79,7 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
     agent = environment(config)
     tasks = sampled_tasks(config, agent)
     console = console or open_console()
-    with results_directory(config, "sample") as path:
+    with results_directory(config.source.output, config.run.agent, "sample") as path:
         _open_directory(path, config)
         keep_environment(config.run.agent, path)
         journal = Journal(path / JOURNAL)

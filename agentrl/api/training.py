@@ -12,12 +12,14 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.algo.plan import has_ratios
 from agentrl.algo.teacher_specs import teacher_specs
-from agentrl.api.checking import rehearse
+from agentrl.api.checking import REHEARSAL, rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.rewinding import rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.certify.before import refuse_wrong
+from agentrl.check.findings import CheckSettings
 from agentrl.cluster.processes import ClusterPlan
 from agentrl.cluster.runtime import Runtime, evaluators_of, learner_beside, make_runtime, pool_of
 from agentrl.config.mapping import to_json
@@ -51,6 +53,7 @@ from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
 from agentrl.resolve.parts import check_model, model_path
 from agentrl.resolve.plan import RunPlan
 from agentrl.resolve.saved import ResumePoint, resume_point
+from agentrl.resolve.sizing.memory import saved_bytes
 from agentrl.resolve.storage import storage_sign
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.tasks import check_prompts, context_length, missing_labels
@@ -192,7 +195,16 @@ async def _rehearse(plan: RunPlan, task: Task, tracker: RunTracker) -> None:
     if not config.training.check_env or config.training.resume or config.run.ray_address or isolated or agent.kind.calls_model:
         return
     tracker.on_stage("playing one scripted episode")
-    if warning := await rehearse(config, task):
+    settings = CheckSettings(
+        run=config.run,
+        model=config.model,
+        data=config.data,
+        rollout=config.rollout,
+        engine=config.engine,
+        check=REHEARSAL,
+        ratios=has_ratios(config.algo),
+    )
+    if warning := await rehearse(settings, task):
         tracker.warn(RunWarning("scripted-episode", warning, "See agentrl check; --no-check-env skips this episode."))
 
 
@@ -202,7 +214,7 @@ async def _start(plan: RunPlan, tasks: Sequence[Task], proof: asyncio.Task[None]
     for sign in (device_sign(config), memory_sign(config, gpu_bytes(config.run.device))):
         if sign is not None:
             tracker.warn(sign)
-    if (full := storage_sign(config, config.training.run_dir or Path())) is not None:
+    if (full := storage_sign(config.training, config.training.run_dir or Path(), *saved_bytes(config))) is not None:
         tracker.warn(full)
     if (warning := rate_warning(config)) is not None:
         tracker.warn(RunWarning("learning-rate", *warning))

@@ -6,21 +6,21 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ConfigError
+from agentrl.rollout.plan import EndpointConfig
 
 FIELDS = ("host", "port")
 
 
-def _host_can_be_bound(config: PlaySettings) -> None:
-    host = config.endpoint.endpoint_host
+def _host_can_be_bound(endpoint: EndpointConfig) -> None:
+    host = endpoint.endpoint_host
     if not host or ":" in host or "/" in host:
         problem = "is neither an IPv4 address of this machine nor its name"
         raise ConfigError("--endpoint-host", host, problem, "Use 127.0.0.1, 0.0.0.0 for every address, or one address.")
 
 
-def _url_is_an_address(config: PlaySettings) -> None:
-    url = config.endpoint.endpoint_url
+def _url_is_an_address(endpoint: EndpointConfig) -> None:
+    url = endpoint.endpoint_url
     if not url:
         return
     remedy = "Write for example http://{host}:{port}, or https://train.example.com/agents/{port}."
@@ -34,10 +34,10 @@ def _url_is_an_address(config: PlaySettings) -> None:
         raise ConfigError("--endpoint-url", url, f"has the unknown field {strange[0]!r}", remedy)
 
 
-def _certificate_is_there(config: PlaySettings) -> None:
-    file = config.endpoint.endpoint_certificate
+def _certificate_is_there(endpoint: EndpointConfig) -> None:
+    file = endpoint.endpoint_certificate
     if file and not Path(file).is_file():
         raise ConfigError("--endpoint-certificate", file, "no such file", "Give a file with a certificate and its private key (PEM).")
 
 
-ENDPOINT_RULES: tuple[Callable[[PlaySettings], None], ...] = (_host_can_be_bound, _url_is_an_address, _certificate_is_there)
+ENDPOINT_RULES: tuple[Callable[[EndpointConfig], None], ...] = (_host_can_be_bound, _url_is_an_address, _certificate_is_there)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
+from agentrl.flow.plan import FlowConfig
 
 
-def _async_and_staleness_agree(config: TrainConfig) -> None:
-    if config.flow.asynchronous and config.flow.max_staleness == 0:
+def _async_and_staleness_agree(flow: FlowConfig) -> None:
+    if flow.asynchronous and flow.max_staleness == 0:
         remedy = "Leave out --async for synchronous training, or allow a staleness of 1."
         raise ConfigError("--max-staleness", 0, "contradicts --async", remedy)
 
 
-def _ranges_are_ordered(config: TrainConfig) -> None:
-    low, high = config.flow.dynamic_filtering_range
+def _ranges_are_ordered(flow: FlowConfig) -> None:
+    low, high = flow.dynamic_filtering_range
     if not low < high:
         problem = "the first number must be smaller than the second"
         raise ConfigError("--dynamic-filtering-range", (low, high), problem, "Swap them.")
 
 
-def _forks_fit_the_group(config: TrainConfig) -> None:
-    flow, samples, turns = config.flow, config.sampling.n_samples_per_prompt, config.rollout.max_turns
+def _forks_fit_the_group(flow: FlowConfig, samples: int, turns: int, *, has_partners: bool) -> None:
     if flow.branch_at == "never":
         refuse_set(flow, ("branches", "branch_entropy"), "has no effect without --branch-at", "Add it, or leave this out.")
         return
@@ -35,9 +32,23 @@ def _forks_fit_the_group(config: TrainConfig) -> None:
     if samples % flow.branches:
         problem = f"does not divide the group of --n-samples-per-prompt {samples} into forks of equal size"
         raise ConfigError("--branches", flow.branches, problem, "Give a divisor of it.")
-    if config.partner.partner:
+    if has_partners:
         problem = "does not go with --partner, whose side of an episode cannot be copied"
         raise ConfigError("--branch-at", flow.branch_at, problem, "Leave out one of the two.")
 
 
-FLOW_RULES: tuple[Callable[[TrainConfig], None], ...] = (_async_and_staleness_agree, _ranges_are_ordered, _forks_fit_the_group)
+def check_flow(flow: FlowConfig, *, samples: int, turns: int, has_partners: bool) -> None:
+    """Apply the rules of the flow.
+
+    Args:
+        flow: The settings.
+        samples: Episodes of a group.
+        turns: Turns of an episode at most.
+        has_partners: True if an agent of the episodes is played by another model.
+
+    Raises:
+        ConfigError: For the first rule that does not hold.
+    """
+    _async_and_staleness_agree(flow)
+    _ranges_are_ordered(flow)
+    _forks_fit_the_group(flow, samples, turns, has_partners=has_partners)

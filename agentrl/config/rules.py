@@ -13,7 +13,7 @@ from agentrl.config.data_rules import check_chat_template, check_files, check_pr
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
 from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
-from agentrl.config.flow_rules import FLOW_RULES
+from agentrl.config.flow_rules import check_flow
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import refuse_set
@@ -321,6 +321,16 @@ def _model_can_be_uploaded(config: TrainConfig) -> None:
         raise ConfigError("--push-to-hub", config.record.push_to_hub, problem, "Write for example --push-to-hub me/my-model.")
 
 
+def _endpoint_can_be_reached(config: PlaySettings) -> None:
+    for rule in ENDPOINT_RULES:
+        rule(config.endpoint)
+
+
+def _groups_flow(config: TrainConfig) -> None:
+    samples, turns = config.sampling.n_samples_per_prompt, config.rollout.max_turns
+    check_flow(config.flow, samples=samples, turns=turns, has_partners=bool(config.partner.partner))
+
+
 PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _agent_is_named,
     _programs_are_judged,
@@ -332,13 +342,13 @@ PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     *ENGINE_RULES,
     _a_group_may_begin,
     *ISOLATION_RULES,
-    *ENDPOINT_RULES,
+    _endpoint_can_be_reached,
 )
 
 RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *PLAY_RULES,
     *ALGORITHM_RULES,
-    *FLOW_RULES,
+    _groups_flow,
     *WEIGHTS_RULES,
     check_lora,
     check_learner,

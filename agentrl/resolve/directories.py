@@ -7,20 +7,16 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
-from agentrl.config.evaluate import EvaluateConfig, SampleConfig
-from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ConfigError
-from agentrl.core.paths import absolute_path, shown_path
+from agentrl.core.paths import shown_path
 from agentrl.env.given import PREFIX
-from agentrl.resolve.saved import resumed_run_dir
 from agentrl.track.jsonl import read_lines
 
 
-def agent_name(config: PlaySettings) -> str:
-    """Return a short name of the environment, for the names of directories."""
-    return Path(config.run.agent.removeprefix(PREFIX).partition(":")[0]).stem or "run"
+def agent_name(agent: str) -> str:
+    """Return a short name of an environment, for the names of directories."""
+    return Path(agent.removeprefix(PREFIX).partition(":")[0]).stem or "run"
 
 
 def default_directory(name: str) -> Path:
@@ -28,15 +24,15 @@ def default_directory(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def results_directory(config: EvaluateConfig | SampleConfig, command: str) -> AbstractContextManager[Path]:
-    """Hold the directory for the results of a command.
+def results_directory(output: Path | None, agent: str, command: str) -> AbstractContextManager[Path]:
+    """Hold the directory for the results of a command: `output`, or a new one named after command and environment.
 
     Raises:
         ConfigError: If it cannot be made, or another process writes to it.
     """
-    if (output := config.source.output) is not None:
+    if output is not None:
         return held_directory(output, "--output")
-    return held_new_directory(default_directory(f"{command}-{agent_name(config)}"), "--output")
+    return held_new_directory(default_directory(f"{command}-{agent_name(agent)}"), "--output")
 
 
 def check_free(path: Path) -> None:
@@ -54,16 +50,3 @@ def check_free(path: Path) -> None:
         raise ConfigError("--run-dir", shown_path(path), "already holds a run", "Choose another directory, or continue it with --resume.")
     if os.path.exists(path / "eval.json"):  # pathlib's raises if the folder may not be read
         raise ConfigError("--run-dir", shown_path(path), "already holds an evaluation", "Choose another directory.")
-
-
-def with_directory(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with the absolute path of its run's directory: the resumed one, or a new one; nothing is made.
-
-    Raises:
-        ConfigError: If the directory is taken, or there is no run to resume.
-    """
-    resumed = resumed_run_dir(config)
-    path = absolute_path(resumed or config.training.run_dir or default_directory(agent_name(config)))
-    if resumed is None:
-        check_free(path)
-    return changed(config, run_dir=path)

@@ -33,7 +33,7 @@ from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import EvalPlan
 from agentrl.flow.sizes import FlowPlan
 from agentrl.learner.optimizer_table import OPTIMIZERS
-from agentrl.resolve.directories import check_free, with_directory
+from agentrl.resolve.directories import agent_name, check_free, default_directory
 from agentrl.resolve.memory import gpu_bytes, savings, with_shares
 from agentrl.resolve.parts import (
     cluster_plan,
@@ -217,6 +217,19 @@ def explicit(steps: Steps[P]) -> Steps[P]:
     if is_plugin(engine):
         steps = steps.rewrite(changed(steps.settings, engine=resolve_plugin("--engine", engine)))
     return steps.rewrite(with_absolute_paths(steps.settings))
+
+
+def with_directory(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with the absolute path of its run's directory: the resumed one, or a new one; nothing is made.
+
+    Raises:
+        ConfigError: If the directory is taken, or there is no run to resume.
+    """
+    resumed = resumed_run_dir(config)
+    path = absolute_path(resumed or config.training.run_dir or default_directory(agent_name(config.run.agent)))
+    if resumed is None:
+        check_free(path)
+    return changed(config, run_dir=path)
 
 
 def with_front_ends(settings: P, cores: int) -> P:

@@ -282,3 +282,22 @@ def served_bytes(config: TrainConfig, shape: ModelShape) -> float:
     whole, number = shape.embedding * (1 if shape.tied else 2), _served_number(config)
     quantised = next((size for names, size in QUANTISED.items() if any(name in method for name in names)), float(number))
     return whole * number + (shape.parameters - whole) * quantised
+
+
+ADAM = 12
+"""Bytes that a parameter takes in a checkpoint: itself in float32 and two moments; in bfloat16 there is a copy of 2 bytes more."""
+
+
+def checkpoint_bytes(config: TrainConfig, shape: ModelShape) -> int:
+    """Return the estimated size of one checkpoint: what is trained, with the state of its optimizer."""
+    trained = adapter_parameters(shape, config.lora.lora_rank) or shape.parameters
+    critic = trained if estimator_facts(config.algo.advantage_estimator).needs_critic else 0
+    return (trained + critic) * (ADAM + (2 if number_bytes(config) == 2 else 0))
+
+
+def saved_bytes(config: TrainConfig) -> tuple[int, float]:
+    """Return the bytes of one checkpoint and of the model that a run saves; 0 for what is not known here, or not saved."""
+    shape = read_shape(config.model.model)
+    if shape is None:
+        return 0, 0.0
+    return checkpoint_bytes(config, shape), shape.parameters * number_bytes(config) if config.record.save_model else 0.0

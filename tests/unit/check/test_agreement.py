@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.api.checking import rehearse
+from agentrl.api.checking import REHEARSAL, rehearse
 from agentrl.assets import tiny_model_path
-from agentrl.check.findings import Severity
+from agentrl.check.findings import CheckSettings, Severity
 from agentrl.check.policies import label_text
 from agentrl.check.tokenizer import load_codec
 from agentrl.cluster.plan import RunConfig
@@ -186,11 +186,18 @@ def config_of(tmp_path: Path, name: str) -> TrainConfig:
 TASK = Task("2?", label="2", id="0")
 
 
+def settings_before(config: TrainConfig) -> CheckSettings:
+    """What a run gives its scripted episode."""
+    return CheckSettings(
+        run=config.run, model=config.model, data=config.data, rollout=config.rollout, engine=config.engine, check=REHEARSAL
+    )
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.linux if name == "Daemons" else ()) for name in ENDED])
 async def test_a_run_ends_before_anything_starts(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        await rehearse(config_of(tmp_path, name), TASK)
+        await rehearse(settings_before(config_of(tmp_path, name)), TASK)
     for words in (*ENDED[name], f"{name}.", "--no-check-env"):
         assert words in str(caught.value)
     assert caught.value.field == "--agent"
@@ -201,17 +208,17 @@ async def test_the_message_is_that_of_the_check(tmp_path: Path) -> None:
     config = config_of(tmp_path, "Number")
     found = checked(config.run.agent, budget_s=20.0).findings[0]
     with pytest.raises(ConfigError) as caught:
-        await rehearse(config, TASK)
+        await rehearse(settings_before(config), TASK)
     assert found.rule.title in str(caught.value)
     assert found.rule.remedy in str(caught.value)
 
 
 @pytest.mark.anyio
 async def test_one_episode_is_enough_where_the_environment_works(tmp_path: Path) -> None:
-    assert await rehearse(config_of(tmp_path, "Sound"), TASK) == ""
+    assert await rehearse(settings_before(config_of(tmp_path, "Sound")), TASK) == ""
     assert (tmp_path / "env.txt").read_text() == "2" + os.linesep
 
 
 @pytest.mark.anyio
 async def test_text_that_only_a_model_could_write_is_a_warning(tmp_path: Path) -> None:
-    assert "raised KeyError" in await rehearse(config_of(tmp_path, "Picky"), TASK)
+    assert "raised KeyError" in await rehearse(settings_before(config_of(tmp_path, "Picky")), TASK)

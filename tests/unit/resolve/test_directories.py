@@ -13,7 +13,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import ConfigError
 from agentrl.flow.checkpoint import Progress
-from agentrl.resolve.directories import with_directory
+from agentrl.resolve.plan import with_directory
 
 
 def test_a_run_that_ended_before_its_first_step_may_be_started_again(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from agentrl import ModelEndpoint, Task
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
-from agentrl.config.schema import PlaySettings
 from agentrl.core import serving
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import LOOPBACK, own_address
@@ -45,7 +44,7 @@ async def play_at(run: Any, **settings: Any) -> Any:
 
 def check(**settings: Any) -> None:
     for rule in ENDPOINT_RULES:
-        rule(PlaySettings(endpoint=EndpointConfig(**settings)))
+        rule(EndpointConfig(**settings))
 
 
 async def asks(task: Task, llm: ModelEndpoint) -> float:
