@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import build_engine, worker_environment
-from agentrl.config.evaluate import NO_ENGINE, ServeConfig
+from agentrl.cluster.processes import ClusterPlan
+from agentrl.config.evaluate import NO_ENGINE
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.serving import ApiError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, derive_seed
 from agentrl.engine.parsers import answer_parser, fit_parser
 from agentrl.engine.settings import EngineSettings
-from agentrl.resolve.parts import check_model, cluster_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
@@ -43,29 +43,27 @@ class Say(Protocol):
         """Write one line."""
 
 
-async def serve(config: ServeConfig, say: Say) -> None:
-    """Serve the model of `config` until it is cancelled; then say which branches the requests opened.
+async def serve(plan: ClusterPlan, name: str, say: Say) -> None:
+    """Serve the model of `plan` until it is cancelled; then say which branches the requests opened.
 
     Consumes requests, produces answers, waits for the engine; unblocked by cancellation alone.
 
     Args:
-        config: Settings with the port, the model, the engine (``none`` answers with a fixed text) and the budgets of an answer.
+        plan: The port, the model, the engine (``none`` answers with a fixed text) and the budgets of an answer.
+        name: The model, for people.
         say: Gets the line with address and key, refusals, and the summary.
 
     Raises:
         ConfigError: If the model or a parser of its answers cannot be used, or the port is taken.
         EngineError: If the engine does not start.
     """
-    check_model(config)
-    loads_model = config.engine.engine != NO_ENGINE
-    endpoint = replace(config.endpoint, max_requests=NO_LIMIT)
-    plan = cluster_plan(config)
+    loads_model = plan.engine.engine.engine != NO_ENGINE
+    endpoint = replace(plan.episodes.endpoint, max_requests=NO_LIMIT)
     settings = replace(plan.episodes, endpoint=endpoint)
-    tokenizer = load_tokenizer(settings.model.model, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = load_tokenizer(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
     parser = await asyncio.to_thread(answer_parser, endpoint, tokenizer)
-    length = config.engine.max_model_len or context_length(settings.model.model)
+    length = plan.engine.engine.max_model_len or context_length(settings.model.model)
     engine = _engine(plan.engine) if loads_model else _silent_engine(tokenizer, length)
-    name = config.model.model or "tiny"
     if loads_model:
         say(f"loading {name}")
     try:

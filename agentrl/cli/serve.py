@@ -15,8 +15,10 @@ def main(words: list[str]) -> int:
     """Serve until a signal comes; the exit code is 0 then."""
     config = load(SERVE, words)
     from agentrl.api.serving import serve
+    from agentrl.resolve.parts import check_model, cluster_plan
 
-    return until_signal(serve(config, say))
+    check_model(config)
+    return until_signal(serve(cluster_plan(config), config.model.model or "tiny", say))
 
 
 def until_signal(server: Coroutine[Any, Any, None]) -> int:
