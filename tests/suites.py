@@ -30,6 +30,8 @@ from tests.results import SUITES, Result, read, table
 
 ROOT = Path(__file__).parents[1]
 RECORD, RESULTS = Path(__file__).with_suffix(".json"), ROOT / "build" / "test-all.jsonl"
+ALONE = ("faults", "planted")
+"""Suites whose tests kill processes, fill file systems, or use every core."""
 TURNS = 8
 FORGOTTEN = 25
 """Commits after which the turn changes although nobody has raised its number."""
@@ -134,10 +136,12 @@ def run_all(words: Sequence[str]) -> int:
         head.write_text(commit)
     prepare(TARGETS)
     begun, results = time.monotonic(), (f"--results={RESULTS}",)  # in one word: pytest takes a path that is there for a folder of tests
-    shared = ("-n", os.environ.get("PYTEST_WORKERS", "3"), "--dist=loadfile", "--no-loadscope-reorder")  # as `make test` has it
+    by_file = ("--dist=loadfile", "--no-loadscope-reorder")  # as `make test` has it
+    beside = " or ".join(suite for suite in SUITES if suite not in ALONE)
     codes = {
-        _pytest(*shared, *results, *words),
-        _pytest("-m", " or ".join(SUITES), *results, "--faults-report=faults-report.md", *words),
+        _pytest("-n", os.environ.get("PYTEST_WORKERS", "3"), *by_file, *results, *words),
+        _pytest("-n", "2", *by_file, "-m", f"({beside}) and not ({' or '.join(ALONE)})", *results, *words),
+        _pytest("-m", " or ".join(ALONE), *results, "--faults-report=faults-report.md", *words),
     }
     failed = print_table(RESULTS)
     print(f"{(time.monotonic() - begun) / 60:.1f} minutes this time")
