@@ -15,6 +15,7 @@ from agentrl.core.errors import AgentRLError
 from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
+from agentrl.engine.facts import ENGINES
 from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.learner.batch import Batch
@@ -22,8 +23,9 @@ from agentrl.rollout.plan import ModelConfig
 
 Images: TypeAlias = tuple[PlacedImage, ...]
 TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05
-DEADLINE_S = {"transformers": 45.0, "vllm": 180.0}
 """Seconds that an engine has to load and to sample; importing vLLM on a busy machine takes the most of it."""
+
+DEADLINE_S = {name: facts.start_s for name, facts in ENGINES.items()}
 
 
 def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -> Comparison:

@@ -117,13 +117,8 @@ def build_engine(settings: EngineSettings) -> Engine:
     if is_plugin(settings.engine.engine):
         own: Engine = load_engine_class(settings.engine.engine)(settings)
         return own
-    if settings.engine.uses_vllm:
-        from agentrl.engine.vllm_engine import VllmEngine
-
-        return VllmEngine(settings)
-    from agentrl.engine.transformers_engine import TransformersEngine
-
-    return TransformersEngine(settings)
+    built: Engine = settings.engine.facts.load()(settings)
+    return built
 
 
 def build_scorer(plan: ClusterPlan, index: int) -> Scorer:

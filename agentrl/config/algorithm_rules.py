@@ -316,12 +316,10 @@ def _experts_can_be_replayed(config: TrainConfig) -> None:
         raise ConfigError(flag, True, "needs a mixture of experts, and the model is none", "Leave it out.")
     if config.learner.compile_layers:
         raise ConfigError(flag, True, "does not go with --compile-layers", "Leave out one of the two.")
-    if not engine.uses_vllm:
-        return
-    if not may_have_gpus(config):
+    if not engine.facts.reports_experts_on_cpu and not may_have_gpus(config):
         problem = "cannot be had from vLLM on a CPU: it reports experts by a part of its (Model Runner V2) that needs Triton"
         raise ConfigError(flag, True, problem, "Use --engine transformers.")
-    if engine.gpus_per_engine > engine.tensor_parallel_size:
+    if engine.facts.is_distributed and engine.gpus_per_engine > engine.tensor_parallel_size:
         problem = "cannot be had from vLLM with pipeline parallelism"
         raise ConfigError(flag, True, problem, "Leave out pipeline_parallel_size of --engine-args.")
 

@@ -13,6 +13,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, suggest
 from agentrl.core.process import num_gpus
 from agentrl.engine.engine_args import check_engine_args
+from agentrl.engine.facts import AUTO, ENGINES, EngineFacts
 from agentrl.learner.plan import LearnerConfig
 
 
@@ -47,11 +48,8 @@ def _budgets_fit(config: PlaySettings) -> None:
         raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
 
 
-ENGINES = ("auto", "vllm", "transformers")
-
-
 def _engine_is_known(config: PlaySettings) -> None:
-    name, known = config.engine.engine, (*ENGINES, NO_ENGINE) if isinstance(config, ServeConfig) else ENGINES
+    name, known = config.engine.engine, (AUTO, *ENGINES, *((NO_ENGINE,) if isinstance(config, ServeConfig) else ()))
     if name not in known and not is_plugin(name):
         remedy = f"{suggest(name, known)} Choose one of {', '.join(known)}, or give file.py:Name.".strip()
         raise ConfigError("--engine", name, "is not known", remedy)
@@ -59,24 +57,22 @@ def _engine_is_known(config: PlaySettings) -> None:
 
 def _engine_args_are_known(config: PlaySettings) -> None:
     check_engine_args(config.engine.engine_args)
-    if config.engine.uses_vllm:
-        return
-    for flag, value in wants_vllm(config):
+    for flag, value in lacks(config, config.engine.facts):
         raise ConfigError(flag, value, "needs vLLM", "Use --engine vllm (pip install agentrl[vllm], on a CPU agentrl[cpu]).")
 
 
-def wants_vllm(config: PlaySettings) -> Iterator[tuple[str, Any]]:
-    """Yield the flags of `config` that the engine of transformers does not have, with their values."""
+def lacks(config: PlaySettings, facts: EngineFacts) -> Iterator[tuple[str, Any]]:
+    """Yield the flags of `config` that an engine which declares `facts` does not have, with their values."""
     engine, endpoint = config.engine, config.endpoint
-    for flag, value, wanted in (
-        ("--tensor-parallel-size", engine.tensor_parallel_size, engine.tensor_parallel_size > 1),
-        ("--engine-args", engine.engine_args, bool(engine.engine_args)),
-        ("--engine-core", engine.engine_core, engine.engine_core != "auto"),
-        ("--tool-parser", endpoint.tool_parser, endpoint.tool_parser not in ("auto", "json")),
-        ("--reasoning-parser", endpoint.reasoning_parser, bool(endpoint.reasoning_parser)),
-        ("--publish", "adapter", isinstance(config, TrainConfig) and config.weights.publish == "adapter"),
+    for flag, value, wanted, has in (
+        ("--tensor-parallel-size", engine.tensor_parallel_size, engine.tensor_parallel_size > 1, facts.is_distributed),
+        ("--engine-args", engine.engine_args, bool(engine.engine_args), facts.is_distributed),
+        ("--engine-core", engine.engine_core, engine.engine_core != "auto", facts.has_core),
+        ("--tool-parser", endpoint.tool_parser, endpoint.tool_parser not in ("auto", "json"), facts.has_parsers),
+        ("--reasoning-parser", endpoint.reasoning_parser, bool(endpoint.reasoning_parser), facts.has_parsers),
+        ("--publish", "adapter", isinstance(config, TrainConfig) and config.weights.publish == "adapter", facts.takes_adapters),
     ):
-        if wanted:
+        if wanted and not has:
             yield flag, value
 
 
@@ -159,7 +155,7 @@ def _weights_have_a_path(config: TrainConfig) -> None:
             flag, path, "does not go with --publish adapter, which writes adapters to shared memory", "Leave out one of them."
         )
     if path in ("nccl", "ipc"):
-        if not engine.uses_vllm:
+        if not engine.facts.joins_groups:
             raise ConfigError(flag, path, "needs vLLM", "Use shm or disk, or --engine vllm.")
         if not joins and not num_gpus(config.run.device):
             raise ConfigError(flag, path, "needs GPUs, and this machine has none", "Use shm or disk, or join a cluster with --ray-address.")

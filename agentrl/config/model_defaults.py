@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
-from agentrl.config.engine_rules import wants_vllm
+from agentrl.config.engine_rules import lacks
 from agentrl.config.schema import TrainConfig
 from agentrl.core.model_shape import ModelShape, read_shape, reads_images
 from agentrl.core.process import num_gpus
 from agentrl.core.settings import flag
+from agentrl.engine.facts import ENGINES, installed_engine
 
 MEDIUM, LARGE, HUGE = 5e7, 5e8, 2e10
 """Parameters from which a model is taken for pretrained, for a large one, and for one that needs smaller micro-batches."""
@@ -25,6 +25,9 @@ ADAPTER_RATE = 2e-3
 
 TINY = 10_000_000
 """Parameters below which a training run on a CPU takes the engine of transformers by itself."""
+
+SMALL = "transformers"
+"""The engine of such runs."""
 
 LONG_ANSWER = 1024
 DESTRUCTIVE = 20
@@ -86,11 +89,6 @@ def _shape(config: TrainConfig) -> ModelShape | None:
     return read_shape(config.model.model)
 
 
-def installed_engine() -> str:
-    """Return the engine that is taken where nothing speaks against it: vLLM if it is installed."""
-    return "vllm" if importlib.util.find_spec("vllm") else "transformers"
-
-
 def settled_engine(config: TrainConfig) -> tuple[str, str]:
     """Return the engine that ``--engine auto`` stands for: transformers for a tiny model on a CPU, with a line that says why.
 
@@ -99,10 +97,10 @@ def settled_engine(config: TrainConfig) -> tuple[str, str]:
     that need it, and a cluster that is joined, whose machines are not known yet.
     """
     shape, usual = _shape(config), installed_engine()
-    if usual != "vllm" or shape is None:
+    if usual == SMALL or shape is None:
         return usual, ""
     common = shape.exact and not shape.experts and not shape.quantization and not reads_images(config.model.model)
     elsewhere = bool(config.run.ray_address) or num_gpus(config.run.device) > 0
-    if shape.parameters >= TINY or not common or elsewhere or any(wants_vllm(config)):
+    if shape.parameters >= TINY or not common or elsewhere or any(lacks(config, ENGINES[SMALL])):
         return usual, ""
-    return "transformers", f"engine transformers, for {shape.parameters / 1e6:.2g} million parameters on a CPU (--engine vllm takes vLLM)"
+    return SMALL, f"engine {SMALL}, for {shape.parameters / 1e6:.2g} million parameters on a CPU (--engine vllm takes vLLM)"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from agentrl.core.settings import Alias, Count, CountOrZero, Positive, ResumeMayChange, Share, UserFile
 from agentrl.engine.engine_args import parse_engine_args, workers_per_engine
+from agentrl.engine.facts import AUTO, ENGINES, OWN, EngineFacts, installed_engine
 from agentrl.weights.plan import WeightsConfig
 
 
@@ -46,13 +46,13 @@ class EngineConfig:
 
     @property
     def name(self) -> str:
-        """Name of the engine for people."""
-        return ("vllm" if self.uses_vllm else "transformers") if self.engine == "auto" else self.engine
+        """Name of the engine, also where ``auto`` has not become one."""
+        return installed_engine() if self.engine == AUTO else self.engine
 
     @property
-    def uses_vllm(self) -> bool:
-        """True if vLLM samples."""
-        return self.engine == "vllm" or (self.engine == "auto" and importlib.util.find_spec("vllm") is not None)
+    def facts(self) -> EngineFacts:
+        """What the engine declares of itself."""
+        return ENGINES.get(self.name, OWN)
 
     def core_on_thread(self, device: Literal["cpu", "cuda"]) -> bool:
         """Return whether vLLM's core is a thread of the process that asks it, on this kind of device."""

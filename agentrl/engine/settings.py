@@ -59,7 +59,7 @@ def weight_transport(engine: EngineConfig, weights: WeightsConfig, device: Devic
     """
     if weights.weight_transport in ("shm", "disk"):
         return "shm"
-    if device == "cpu" or not engine.uses_vllm:
+    if device == "cpu" or not engine.facts.joins_groups:
         return "shm"
     return "ipc" if weights.colocate else "nccl"
 

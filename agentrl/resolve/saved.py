@@ -13,12 +13,13 @@ from typing import Any
 
 from agentrl.config.load import flag_value
 from agentrl.config.mapping import differences, flattened
-from agentrl.config.model_defaults import installed_engine, settled_engine
+from agentrl.config.model_defaults import settled_engine
 from agentrl.config.plugins import check_files_unchanged
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.protocols import Learner
 from agentrl.core.remote import absolute, check_address, check_reachable, get_files, is_address
+from agentrl.engine.facts import installed_engine
 from agentrl.env.load import AgentSpec
 from agentrl.flow.checkpoint import CONFIG, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
 from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of

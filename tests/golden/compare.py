@@ -112,6 +112,8 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     *(Moved(f"received/flow/*/settings/{old}", f"received/flow/*/settings/{new}") for old, new in LOOPS.items()),
     *(Removed(f"received/flow/*/settings/{each}/*", "no loop reads it") for each in NOT_OF_LOOPS),
     Added("*/training/evaluates", "a property of the settings of training"),
+    *(Removed(f"{where}*/engine/uses_vllm", "engines are asked for what they declare") for where in ("", "*/")),
+    Added("*/engine/facts/*", "what the engine declares"),
     Added("*/engine/name", "a property of the settings of engines"),
     Added("*/settings/dtype", "a property of the settings of the learner"),
     Added("*/settings/most_workers", "a property of the plan of the loops"),

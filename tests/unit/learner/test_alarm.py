@@ -18,6 +18,7 @@ from agentrl.config.sections import settings_of
 from agentrl.core.errors import MismatchError, WeightsDifferError
 from agentrl.core.settings import flag
 from agentrl.learner.alarm import CAUSES, Comparison, MismatchAlarm
+from agentrl.resolve.parts import mismatch_limit
 
 ENV = str(Path(__file__).parents[3] / "envs" / "arithmetic.py")
 SMALL: dict[str, Any] = {
@@ -176,4 +177,4 @@ def test_what_is_no_number_is_left_to_the_check_of_gradients() -> None:
     ],
 )
 def test_the_limit_follows_the_data_types_and_truncated_sampling_has_none(changes: dict[str, Any], limit: float | None) -> None:
-    assert agentrl.settings(ENV, **changes).mismatch_limit("cpu") == limit
+    assert mismatch_limit(agentrl.settings(ENV, **changes), "cpu") == limit

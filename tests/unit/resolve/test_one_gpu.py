@@ -47,7 +47,7 @@ def test_too_few_gpus_are_told_before_anything_starts(flags: list[str], gpus: in
     machine(monkeypatch, gpus)
     with pytest.raises(ConfigError, match=rf"need {needed} GPUs, and this machine has {gpus}.*--colocate"):
         load_config([*AGENT, *flags])
-    assert load_config([*AGENT, *flags, "--ray-address", "auto"]).engine.uses_vllm  # whose machines may still come
+    assert load_config([*AGENT, *flags, "--ray-address", "auto"]).engine.name == "vllm"  # whose machines may still come
     with pytest.raises(ConfigError, match="need 4 GPUs"):
         load_eval([*AGENT, "--num-engines", "4"])
 

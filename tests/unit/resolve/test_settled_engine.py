@@ -12,7 +12,7 @@ from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
 from agentrl.config.model_defaults import TINY, settled_engine
 from agentrl.config.sections import changed
 from agentrl.core.model_shape import read_shape
-from agentrl.engine.plan import EngineConfig
+from agentrl.engine.facts import EngineFacts
 from agentrl.env.load import load_agent
 from agentrl.resolve.commands import load_config, read_train
 from agentrl.resolve.plan import RunPlan
@@ -24,9 +24,7 @@ BLACK_BOX = ["--agent", "examples/openai_agent.py"]
 
 @pytest.fixture(autouse=True)
 def vllm_is_there_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineConfig, "uses_vllm", property(lambda engine: engine.engine in ("auto", "vllm")))
-    monkeypatch.setattr("agentrl.config.model_defaults.installed_engine", lambda: "vllm")
-    monkeypatch.setattr("agentrl.resolve.saved.installed_engine", lambda: "vllm")
+    monkeypatch.setattr(EngineFacts, "is_installed", True)
     monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 0)
 
 
@@ -70,7 +68,7 @@ def test_a_machine_with_a_gpu_keeps_vllm_unless_the_run_is_on_its_cpu(monkeypatc
 
 
 def test_without_vllm_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.model_defaults.installed_engine", lambda: "transformers")
+    monkeypatch.setattr(EngineFacts, "is_installed", property(lambda facts: not facts.module))
     assert settled() == ("transformers", "")
 
 

@@ -27,6 +27,7 @@ from agentrl.doctor.machine.findings import Finding, Level
 from agentrl.doctor.machine.trials import TRIALS, failed
 from agentrl.engine.settings import weight_transport
 from agentrl.learner import attention, head
+from agentrl.resolve.parts import mismatch_limit
 from agentrl.resolve.sizing.rates import Rates, read_rates
 from tests.shared_files import FileHandles
 
@@ -275,8 +276,9 @@ def test_state_that_changes_on_its_way_is_wrong(kept: bool) -> None:
 
 @pytest.mark.parametrize(("mismatch", "level"), [(0.001, "good"), (0.5, "wrong"), (math.nan, "wrong"), (2.0, "wrong")])
 def test_an_engine_that_computes_something_else_is_wrong(mismatch: float, level: str) -> None:
-    config = rounds.settings("transformers", CPU)
-    found = rounds._step("an engine", Learner(kept=True, mismatch=mismatch), 0, [], config, "cpu")
+    limit = mismatch_limit(rounds.settings("transformers", CPU), "cpu")
+    assert limit is not None
+    found = rounds._step("an engine", Learner(kept=True, mismatch=mismatch), 0, [], limit)
     assert str(found.level) == level
 
 
@@ -285,9 +287,8 @@ def test_weights_that_did_not_arrive_are_wrong() -> None:
         async def load_weights(self, update: Any) -> None:
             raise WeightsDifferError("1 of 12 tensors are not the learner's: lm_head.weight")
 
-    config = rounds.settings("vllm", CPU)
     engine: Any = Engine()
-    found = asyncio.run(rounds._published("after a publication", Learner(kept=True), engine, [], config, "cpu"))
+    found = asyncio.run(rounds._published("after a publication", Learner(kept=True), engine, [], 0.01))
     assert (found.level, found.found) == (Level.WRONG, "1 of 12 tensors are not the learner's: lm_head.weight")
 
 
@@ -305,7 +306,7 @@ def test_settings_of_a_gpu_let_every_engine_sleep_and_take_files() -> None:
     config = rounds.settings("vllm", torch.device("cuda", 0))
     assert config.weights.sleeps
     assert weight_transport(config.engine, config.weights, "cuda") == "shm"
-    assert config.mismatch_limit("cuda") == 0.1
+    assert mismatch_limit(config, "cuda") == 0.1
     assert config.engine.memory_share(config.weights, 8e10) == rounds.GPU_SHARE
 
 
