@@ -26,7 +26,7 @@ from agentrl.core.paths import shown_path
 from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
-from agentrl.env.load import AgentSpec, keep_environment
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.tasks import own_tasks
 from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
 from agentrl.evaluation.evaluations import check_failures, eval_settings, outcome_of
@@ -43,6 +43,7 @@ from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.resolve.directories import results_directory
 from agentrl.rollout.settings import temperature_of
 from agentrl.rollout.tasks import check_model, eval_tasks, open_tasks
+from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.html import escaped, table
 from agentrl.track.jsonl import encode

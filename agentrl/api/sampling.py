@@ -26,13 +26,14 @@ from agentrl.core.paths import shown_path
 from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
-from agentrl.env.load import AgentSpec, keep_environment
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.evaluation.evaluations import eval_settings
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.resolve.directories import results_directory
 from agentrl.rollout.tasks import check_model, open_tasks
+from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
 from agentrl.track.text import counted, number

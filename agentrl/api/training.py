@@ -34,7 +34,7 @@ from agentrl.core.redaction import redacted
 from agentrl.core.remote import absolute
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.core.types import Task
-from agentrl.env.load import AgentSpec, keep_environment
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.apart import evaluations_apart
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
@@ -53,6 +53,7 @@ from agentrl.resolve.saved import ResumePoint, resume_point
 from agentrl.rollout.settings import episode_settings, partner_folder
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.rollout.teachers import HttpTeacher
+from agentrl.suites.load import keep_environment
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
 

@@ -11,11 +11,11 @@ from agentrl.check.context import Context, digest
 from agentrl.check.state import class_state, pickled
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_gym import NemoGymEnv
 from agentrl.env.prompts import read_prompts
 from agentrl.env.responses import PARAMS, tools_of
 from agentrl.env.tasks import TaskSource
 from agentrl.rollout.tasks import prompt_format
+from agentrl.suites.nemo_gym import NemoGymEnv
 
 PEEK = 512
 MAX_CHECKED = 64

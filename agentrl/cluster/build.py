@@ -24,10 +24,11 @@ from agentrl.core.teaching import Teacher
 from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
 from agentrl.env.agent import has_snapshots
-from agentrl.env.load import AgentSpec, check_servers, load_agent
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.plan import ANSWER
 from agentrl.rollout.partner_specs import check_partners
+from agentrl.suites.load import check_servers, load_agent
 from agentrl.weights.plan import WeightsConfig
 
 if TYPE_CHECKING:

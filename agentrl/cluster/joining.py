@@ -19,7 +19,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import owned_directory, remove_abandoned
 from agentrl.engine.settings import Device, weight_transport
-from agentrl.env.load import split_file
+from agentrl.suites.load import split_file
 
 C = TypeVar("C", bound=PlaySettings)
 

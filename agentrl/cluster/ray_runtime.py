@@ -30,9 +30,9 @@ from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.engine.settings import Device, weight_transport
 from agentrl.env.isolation.leftovers import end_processes, orphans
-from agentrl.env.load import load_agent
 from agentrl.flow.settings import with_front_ends
 from agentrl.flow.worker_slots import Supervision
+from agentrl.suites.load import load_agent
 
 
 def _joined(index: int) -> int:

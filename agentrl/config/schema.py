@@ -34,6 +34,7 @@ from agentrl.evaluation.plan import EvalConfig
 from agentrl.flow.plan import FlowConfig
 from agentrl.learner.plan import LearnerConfig, LoraConfig
 from agentrl.rollout.plan import EndpointConfig, ModelConfig, PartnerConfig, PenaltyConfig, RewardConfig, RolloutConfig, SamplingConfig
+from agentrl.suites.registry import scheme_of
 from agentrl.track.plan import MIB, RECORD_BYTES, TOKEN_BYTES, RecordConfig, TrackConfig, num_recorded
 from agentrl.weights.plan import WeightsConfig
 
@@ -242,7 +243,7 @@ def observing(agent: str, observe: str) -> str:
     """
     if observe == "text" or not agent or "observe=" in agent.partition("?")[2]:
         return agent
-    if not agent.startswith("gym:"):
+    if not scheme_of(agent).has_pictures:
         remedy = 'In a class of yours that inherits from GymEnv write observe = "pixels"; other environments return images themselves.'
         raise ConfigError("--observe", observe, f"is for gym:ID, and --agent is {agent!r}", remedy)
     return f"{agent}{'&' if '?' in agent else '?'}observe={observe}"

@@ -23,7 +23,7 @@ from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import EvalSampling, GroupRequest, Task, derive_seed
 from agentrl.engine.plan import EngineConfig
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
 from agentrl.evaluation.plan import EvalConfig

@@ -26,7 +26,7 @@ from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.operating_system import usable_cores
 from agentrl.core.paths import absolute_path
 from agentrl.core.plugins import is_plugin, resolve_plugin
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.flow.settings import with_front_ends
 from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.resolve.directories import check_free, with_directory

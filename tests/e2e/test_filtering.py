@@ -14,13 +14,13 @@ import pytest
 from agentrl import Task
 from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
-from agentrl.env.load import load_agent
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.settings import flow_settings, group_filter
 from agentrl.resolve.commands import load_config
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.e2e.runs import succeeded
 from tests.e2e.runs import train as run_command
 from tests.scripted_engine import ScriptedEngine

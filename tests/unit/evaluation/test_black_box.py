@@ -9,13 +9,13 @@ from agentrl.config.schema import RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import Task
 from agentrl.engine.plan import EngineConfig
-from agentrl.env.load import load_agent
 from agentrl.evaluation.assessment import assess
 from agentrl.evaluation.evaluations import EvalSettings, evaluate
 from agentrl.evaluation.plan import EvalConfig
 from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio
