@@ -257,4 +257,12 @@ def _words_of(spec: str, command: str, form: str) -> tuple[str, ...]:
     return tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in words)
 
 
-COMMAND = Scheme(name="command", load=load_command, programs=in_sandbox, takes_reward=True)
+COMMAND = Scheme(
+    name="command",
+    load=load_command,
+    programs=in_sandbox,
+    takes_reward=True,
+    form="command:CMD {prompt}#judge=CMD",
+    about="[a program on the command line](black_box.md#a-program-on-the-command-line) that calls a model",
+    needs="bubblewrap, or podman or docker",
+)

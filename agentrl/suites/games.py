@@ -184,5 +184,19 @@ def _game(env: Any) -> Any:
     return env
 
 
-GEM = Scheme(name="gem", load=load_gem, is_remote=True)
-TEXTARENA = Scheme(name="textarena", load=load_textarena, is_remote=True)
+GEM = Scheme(
+    name="gem",
+    load=load_gem,
+    is_remote=True,
+    form="gem:ID",
+    about="[gem](https://github.com/axon-rl/gem): games, and questions from data sets",
+    needs="`pip install 'agentrl[gem]'`",
+)
+TEXTARENA = Scheme(
+    name="textarena",
+    load=load_textarena,
+    is_remote=True,
+    form="textarena:ID",
+    about="[TextArena](https://github.com/LeonGuertler/TextArena): games in words, for one player or several",
+    needs="`pip install 'agentrl[textarena]'`",
+)

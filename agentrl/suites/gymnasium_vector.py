@@ -375,4 +375,11 @@ def _make_one(cls: type[GymEnv]) -> None:
         env.env.close()
 
 
-GYM = Scheme(name="gym", load=load_gym, has_pictures=True)
+GYM = Scheme(
+    name="gym",
+    load=load_gym,
+    has_pictures=True,
+    form="gym:ID",
+    about="environments of [gymnasium](gymnasium.md), one by one or as a vector",
+    needs="the package of the environment, if gymnasium does not have it",
+)

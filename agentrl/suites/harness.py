@@ -189,4 +189,13 @@ def _check_judge(spec: str) -> None:
         raise ConfigError(FLAG, spec, "nothing says what a session is worth", "Add --reward file.py, or #judge=CMD to --agent.")
 
 
-HARNESS = Scheme(name="harness", load=load_harness, check=_check_judge, programs=in_sandbox, takes_reward=True)
+HARNESS = Scheme(
+    name="harness",
+    load=load_harness,
+    check=_check_judge,
+    programs=in_sandbox,
+    takes_reward=True,
+    form="harness:NAME",
+    about="[agent programs](harnesses.md): Claude Code, Codex, opencode and others",
+    needs="the program, and bubblewrap, or podman or docker",
+)

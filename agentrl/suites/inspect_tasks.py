@@ -43,4 +43,10 @@ def load_inspect(spec: str) -> type[InspectAgent]:
     )
 
 
-INSPECT = Scheme(name="inspect", load=load_inspect)
+INSPECT = Scheme(
+    name="inspect",
+    load=load_inspect,
+    form="inspect:TASK",
+    about="[Inspect](https://inspect.aisi.org.uk): evaluations, as training environments ([below](#inspect))",
+    needs="`pip install inspect-ai`, here or in another environment",
+)

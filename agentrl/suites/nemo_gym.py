@@ -12,15 +12,15 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl.core.errors import EnvLoadError, RemoteError, RewardError
-from agentrl.core.types import Message, Prompt, as_messages
+from agentrl.core.types import Message, Prompt, Task, as_messages
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.remote.wire import encode_json, excerpt
-from agentrl.env.responses import Transcript, params_of, tools_of
+from agentrl.env.responses import PARAMS, Transcript, params_of, tools_of
 from agentrl.env.results import number
 from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
@@ -74,6 +74,14 @@ class NemoGymEnv(AgentInstance):
     _identity: Mapping[str, str] = {}
     _mcp: McpTools | None = None
     _tools: Mapping[str, Mapping[str, Any]] = {}
+
+    @classmethod
+    def left_unchecked(cls, tasks: Iterable[Task]) -> str:
+        """Say for `agentrl check` that rows without usable tools leave the tools of the server unchecked; empty if some row has them."""
+        if any(tools_of(task.metadata.get(PARAMS) or {}) for task in tasks):
+            return ""
+        names = "no row lists a function under responses_create_params.tools"
+        return f"the server's tools: {names}, and those that a server lists over MCP are known only in an episode"
 
     def parse_calls(self, text: str) -> Sequence[Parsed]:
         """Return the calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
@@ -318,4 +326,11 @@ def _error(problem: str) -> tuple[str, bool]:
     return f"Error: {problem}", False
 
 
-NEMO_GYM = Scheme(name="nemo-gym", load=load_nemo_gym, is_remote=True)
+NEMO_GYM = Scheme(
+    name="nemo-gym",
+    load=load_nemo_gym,
+    is_remote=True,
+    form="nemo-gym:http://HOST:PORT",
+    about="a server of [NeMo Gym](nemo_gym.md)",
+    needs="the server",
+)

@@ -363,4 +363,11 @@ def _after(task: Task, observation: Prompt) -> Prompt:
     return [*as_messages(task.prompt), *as_messages(observation)]
 
 
-OPENENV = Scheme(name="openenv", load=load_openenv, is_remote=True)
+OPENENV = Scheme(
+    name="openenv",
+    load=load_openenv,
+    is_remote=True,
+    form="openenv:ws://HOST:PORT",
+    about="a server of [OpenEnv](openenv.md)",
+    needs="the server, and `pip install 'agentrl[openenv]'`",
+)

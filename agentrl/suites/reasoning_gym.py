@@ -168,4 +168,10 @@ def _chunk(cls: Any, first: int) -> Any:
         return reasoning_gym.create_dataset(cls.dataset, seed=first, size=CHUNK, **cls.options)
 
 
-REASONING_GYM = Scheme(name="reasoning-gym", load=load_reasoning_gym)
+REASONING_GYM = Scheme(
+    name="reasoning-gym",
+    load=load_reasoning_gym,
+    form="reasoning-gym:NAME",
+    about="[reasoning-gym](https://github.com/open-thought/reasoning-gym): 106 data sets of questions that are made from seeds",
+    needs="`pip install 'agentrl[reasoning-gym]'`",
+)

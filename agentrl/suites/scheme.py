@@ -52,6 +52,9 @@ class Scheme:
         takes_reward: True if ``--reward`` may name the function that judges its episodes; the function goes behind ``#reward=``.
         has_pictures: True if ``--observe pixels`` shows its pictures, by an option ``observe``.
         is_remote: True if it is on a server, or its package takes long to load: ``agentrl check`` then plays nothing in a second process.
+        form: Form of a specification, for the documentation; empty for one that other flags stand for.
+        about: Environments that it has, in Markdown.
+        needs: Packages and programs that it needs besides agentrl's own, in Markdown.
     """
 
     name: str
@@ -61,3 +64,6 @@ class Scheme:
     takes_reward: bool = False
     has_pictures: bool = False
     is_remote: bool = False
+    form: str = ""
+    about: str = ""
+    needs: str = ""

@@ -72,4 +72,11 @@ def _set(config: dict[str, Any], name: str, value: Any) -> None:
     config[last] = value
 
 
-VERIFIERS = Scheme(name="verifiers", load=load_verifiers)
+VERIFIERS = Scheme(
+    name="verifiers",
+    load=load_verifiers,
+    form="verifiers:NAME",
+    about="[verifiers](https://github.com/PrimeIntellect-ai/verifiers) 0.1.9, and [task sets](#task-sets-of-verifiers-04) of 0.4: "
+    "environments of Prime Intellect's hub ([below](#verifiers))",
+    needs="`pip install 'agentrl[verifiers]'` and the environment's own package",
+)

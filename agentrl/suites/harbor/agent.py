@@ -212,4 +212,12 @@ def _programs(spec: str) -> Programs:
     return Programs() if AGENT in spec else Programs(needs_container=True, calls_model=HARNESS in spec)
 
 
-HARBOR = Scheme(name="harbor", load=load_harbor, programs=_programs)
+HARBOR = Scheme(
+    name="harbor",
+    load=load_harbor,
+    programs=_programs,
+    form="harbor:FOLDER",
+    about="tasks in the form of [Harbor](https://harborframework.com/docs/tasks), in containers ([below](#harbor)), also with an "
+    "[agent program](#harbor-with-an-agent-program), or [without containers](#harbor-without-containers)",
+    needs="podman or docker; without containers bubblewrap",
+)

@@ -8,8 +8,9 @@ import pytest
 
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import kept_environment
-from agentrl.env import load
+from agentrl.suites import load, registry
 from agentrl.suites.load import keep_environment, load_agent
+from agentrl.suites.scheme import Scheme
 
 GOOD = """
 from agentrl import AgentInstance, StepResult
@@ -143,7 +144,8 @@ def test_a_specification_that_names_nothing(spec: str) -> None:
 
 def test_a_scheme_has_its_own_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cls = load_agent(str(write(tmp_path, GOOD))).load()
-    monkeypatch.setitem(load.SCHEMES, "suite", lambda spec: cls)
+    monkeypatch.setitem(registry.BUILT_IN, "suite", f"{__name__}:SUITE")  # type: ignore[index]
+    monkeypatch.setattr(sys.modules[__name__], "SUITE", Scheme(name="suite", load=lambda spec: cls), raising=False)
     assert load_agent("suite:Some-v1").name == "Echo"
 
 

@@ -14,6 +14,8 @@ from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.suites.load import keep_environment, load_agent
+from agentrl.suites.registry import BUILT_IN, NO_SCHEME, scheme_of
+from agentrl.suites.scheme import Programs
 from tests.unit.env.isolation.support import state
 from tests.unit.suites.packages import install
 
@@ -160,3 +162,90 @@ def test_an_unknown_scheme_lists_all_and_offers_the_most_similar(spec: str, simi
     assert remedy.startswith(f"Did you mean {similar}? Give file.py, ")
     assert "Built-in schemes are gym, command, harness, reward, answer, reasoning-gym, textarena, gem, nemo-gym, openenv, harbor" in remedy
     assert "of installed packages absent, echo, fails, judged, named, number." in remedy
+
+
+FACTS = """
+from agentrl.suites.scheme import Scheme, in_sandbox
+
+def load(spec):
+    import heavy_suite
+    return heavy_suite.make(spec.partition(":")[2])
+
+HEAVY = Scheme(name="heavy", load=load, programs=in_sandbox, is_remote=True)
+NOTHING = 3
+"""
+
+
+@pytest.fixture
+def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that declares a scheme with facts, whose suite is another module."""
+    schemes = {"heavy": "heavy_schemes:HEAVY", "nothing": "heavy_schemes:NOTHING", "missing": "no_schemes:HEAVY"}
+    install(tmp_path, "heavy-suite", {"heavy_schemes": FACTS, "heavy_suite": SUITE}, schemes, "agentrl.schemes")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("heavy_schemes", "heavy_suite"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("heavy")
+def test_facts_of_an_installed_scheme_are_known_before_its_suite_is_imported() -> None:
+    scheme = scheme_of("heavy:four")
+    assert (scheme.is_remote, scheme.takes_reward, scheme.programs("heavy:four")) == (True, False, Programs())
+    assert "heavy_suite" not in sys.modules
+    assert load_agent("heavy:four").load().word == "four"
+
+
+@pytest.mark.usefixtures("heavy")
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("nothing:x", "the entry point nothing = heavy_schemes:NOTHING (agentrl.schemes) of the package heavy-suite is a int"),
+        ("missing:x", "the entry point missing = no_schemes:HEAVY (agentrl.schemes) of the package heavy-suite raised ModuleNotFoundError"),
+        ("heavy:none", "there is no such word"),
+    ],
+)
+def test_a_broken_scheme_is_named_with_its_package(spec: str, problem: str) -> None:
+    assert failure(spec).problem.startswith(problem)
+
+
+@pytest.mark.usefixtures("suite")
+def test_a_function_has_the_usual_facts_and_is_not_imported_for_them() -> None:
+    scheme = scheme_of("echo:four")
+    assert (scheme.name, scheme.programs("echo:four"), scheme.is_remote, scheme.takes_reward) == ("echo", None, False, False)
+    assert "echo_suite" not in sys.modules
+
+
+@pytest.mark.parametrize("spec", ["env.py", "env.py:Name", "package.module:Name", "python:Name", "", "./gym:x"])
+def test_what_is_no_scheme_has_the_usual_facts(spec: str) -> None:
+    assert scheme_of(spec) is NO_SCHEME
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_registry_names_each_scheme_as_it_names_itself(name: str) -> None:
+    assert scheme_of(f"{name}:").name == name
+
+
+def test_facts_of_all_schemes_are_known_without_any_suite() -> None:
+    suites = ("reasoning_gym", "textarena", "gem", "verifiers", "inspect_ai", "harbor", "websockets", "torch")
+    code = f"""
+import sys
+from agentrl.suites.registry import BUILT_IN, scheme_of
+for name in BUILT_IN:
+    scheme_of(f"{{name}}:")
+print([name for name in {suites!r} if name in sys.modules])
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("spec", "programs"),
+    [
+        ("gym:FrozenLake-v1", None),
+        ("command:solve {prompt}", Programs()),
+        ("harness:codex", Programs()),
+        ("harbor:tasks", Programs(needs_container=True, calls_model=False)),
+        ("harbor:tasks#harness=codex", Programs(needs_container=True)),
+        ("harbor:tasks#agent=solve {prompt}", Programs()),
+    ],
+)
+def test_programs_of_a_specification(spec: str, programs: Programs | None) -> None:
+    assert scheme_of(spec).programs(spec) == programs

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import GroupRequest, Status, Task, Trajectory
-from agentrl.env import load
+from agentrl.suites import load
 from agentrl.suites.load import load_agent
 from agentrl.suites.openrlhf.agents import extract_boxed_answer, grade_answer
 from tests.scripted_engine import ScriptedEngine
