@@ -38,7 +38,7 @@ class NemoGymAgent(BlackBoxAgent):
     async def run(self, task: Task, llm: ModelEndpoint) -> StepResult:
         """Have the server run the episode; `RewardError` if it gives no reward."""
         from agentrl.env.remote.http import HttpLimits, JsonClient
-        from agentrl.env.remote.relay import KEY, relay
+        from agentrl.suites.nemo_relay import KEY, relay
 
         row = dict(task.metadata)
         params = params_of(task)

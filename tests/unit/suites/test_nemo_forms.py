@@ -150,7 +150,7 @@ async def test_a_masked_sample_is_a_failure() -> None:
 
 
 async def test_the_relay_passes_nothing_on_without_an_episode() -> None:
-    from agentrl.env.remote.relay import relay
+    from agentrl.suites.nemo_relay import relay
 
     port = free_port()
     async with relay(port), httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{port}") as client:
