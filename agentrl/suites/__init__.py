@@ -1,1 +1,1 @@
-"""Adapters from other suites of environments."""
+"""Schemes of ``--agent``, each with its facts; environments of other projects; the loader of agents."""
