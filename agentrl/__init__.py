@@ -55,10 +55,6 @@ from agentrl.core.errors import (
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Message, Task
 from agentrl.engine.own import Engine
-from agentrl.env.adapters.gymnasium import GymEnv
-from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
-from agentrl.env.adapters.nemo_gym import NemoGymEnv
-from agentrl.env.adapters.openenv import OpenEnvEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
 from agentrl.env.executor import Completion, Executor, Policy
@@ -72,6 +68,10 @@ from agentrl.env.timing import timed
 from agentrl.env.tools.environment import ToolEnv
 from agentrl.env.tools.mcp_servers import McpServer
 from agentrl.env.tools.python import run_python
+from agentrl.suites.gymnasium import GymEnv
+from agentrl.suites.gymnasium_vector import GymVectorEnv
+from agentrl.suites.nemo_gym import NemoGymEnv
+from agentrl.suites.openenv import OpenEnvEnv
 
 make_callable("agentrl.check")
 

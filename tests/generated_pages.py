@@ -1,4 +1,4 @@
-"""Renders docs/gallery.md from the docstrings of envs/, and docs/metrics.md from the list of metrics."""
+"""Renders docs/gallery.md from the docstrings of envs/, docs/metrics.md from the list of metrics, and the table of docs/suites.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
+from agentrl.suites.registry import BUILT_IN, scheme_of
 from agentrl.track.glossary import glossary
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +64,18 @@ def metrics() -> str:
         rows = [f"| `{metric.name}` | {_cell(metric.text)} |" for metric in known.metrics if metric.section == section]
         page += f"\n\n## {title}\n\n| metric | meaning |\n|---|---|\n" + "\n".join(rows)
     return page + "\n"
+
+
+SCHEMES_BEGIN, SCHEMES_END = "<!-- schemes: begin -->\n", "<!-- schemes: end -->\n"
+
+
+def suites() -> str:
+    """The page about suites, which has a table of the schemes that people write."""
+    before, begin, rest = (ROOT / "docs" / "suites.md").read_text(encoding="utf-8").partition(SCHEMES_BEGIN)
+    _, end, after = rest.partition(SCHEMES_END)
+    schemes = [scheme for name in BUILT_IN if (scheme := scheme_of(f"{name}:")).form]
+    rows = [f"| `{scheme.form}` | {_cell(scheme.about)} | {_cell(scheme.needs)} |\n" for scheme in schemes]
+    return "".join((before, begin, "| `--agent` | environments | needs |\n|---|---|---|\n", *rows, end, after))
 
 
 def markdown(docstring: str) -> str:

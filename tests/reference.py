@@ -154,6 +154,7 @@ PAGES = {
     "tune/settings.md": render_tune,
     "gallery.md": generated_pages.gallery,
     "metrics.md": generated_pages.metrics,
+    "suites.md": generated_pages.suites,
     "chat_templates.md": _chat_templates,
 }
 

@@ -25,8 +25,8 @@ from agentrl.core.model_shape import CPU_CONTEXT
 from agentrl.core.process import refuse_import
 from agentrl.core.types import Task
 from agentrl.env.given import PREFIX
-from agentrl.env.load import load_agent
 from agentrl.rollout.tasks import context_length
+from agentrl.suites.load import load_agent
 from agentrl.track.html import escaped, table
 
 BEGIN_ANYWAY = "--no-check-env begins the run all the same."

@@ -25,7 +25,7 @@ from agentrl.core.paths import shown_path
 from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
-from agentrl.env.load import AgentSpec, keep_environment
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.tasks import own_tasks
 from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
 from agentrl.evaluation.evaluations import check_failures, outcome_of
@@ -42,6 +42,7 @@ from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.resolve.directories import results_directory
 from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, temperature_of
 from agentrl.rollout.tasks import eval_tasks, open_tasks
+from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.html import escaped, table
 from agentrl.track.jsonl import encode

@@ -25,12 +25,13 @@ from agentrl.core.paths import shown_path
 from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
-from agentrl.env.load import AgentSpec, keep_environment
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.resolve.directories import results_directory
 from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, training_tasks
+from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
 from agentrl.track.text import counted, number

@@ -36,7 +36,6 @@ from agentrl.core.redaction import redacted
 from agentrl.core.remote import absolute
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.core.types import Task
-from agentrl.env.load import keep_environment
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.apart import evaluations_apart
 from agentrl.evaluation.evaluations import open_evaluations
@@ -58,6 +57,7 @@ from agentrl.resolve.storage import storage_sign
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.tasks import check_prompts, context_length, missing_labels
 from agentrl.rollout.teachers import HttpTeacher
+from agentrl.suites.load import keep_environment
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
 

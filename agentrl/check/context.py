@@ -18,7 +18,7 @@ from agentrl.check.policies import PLAIN
 from agentrl.check.probe import Watch
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 
 MAX_DEPTH = 20
 MOMENTS = (datetime.date, datetime.time, datetime.timedelta)

@@ -21,8 +21,10 @@ from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
 from agentrl.core.differences import TurnValues
 from agentrl.core.files import scratch_directory
-from agentrl.env.load import load_agent, preload
+from agentrl.env.agent_spec import preload
 from agentrl.env.tasks import TaskSource
+from agentrl.suites.load import load_agent
+from agentrl.suites.registry import scheme_of
 
 PEEK = 512
 LIMIT_S = 60.0
@@ -31,15 +33,13 @@ CLOCK_S = 40 * 86400 + 7 * 3600 + 780.0
 """Another month, day of the week, hour and minute."""
 
 CLOCKS = ("time", "monotonic", "perf_counter")
-REMOTE = ("nemo-gym:", "openenv:", "reward:", "gem:", "textarena:")
-"""Environments elsewhere, or whose packages take long to load."""
 
 UNSTABLE = ("nondeterministic", "group-differs", "shared-state", "global-reseed", "tasks-single-use", "tasks-broken", "task-mutated")
 
 
 async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     """Compare tasks and some episodes with those of a second process; `command` starts it, followed by the paths of request and answer."""
-    if not command or context.settings.env.startswith(REMOTE) or context.report.has(*UNSTABLE) or context.left() < 1:
+    if not command or scheme_of(context.settings.env).is_remote or context.report.has(*UNSTABLE) or context.left() < 1:
         return
     own_tasks = not context.settings.data.prompts and not context.report.has("tasks-unstable")
     scripts = [(task, actions) for task, actions in scripts_to_repeat(context) if task.id in context.originals]

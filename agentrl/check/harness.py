@@ -17,14 +17,14 @@ from agentrl.check.play import TextPolicy
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Task, Turn
-from agentrl.env.adapters.command import filled
-from agentrl.env.adapters.harness import HarnessAgent, version_of
 from agentrl.env.agent import StepResult
 from agentrl.harness import Calls, Script
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
 from agentrl.rollout.endpoint.neutral import ChatRequest, Json, parsed_arguments, texts_of
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.recorder import Context as Branch
+from agentrl.suites.command import filled
+from agentrl.suites.harness import HarnessAgent, version_of
 
 NUM_EDITS = 10
 FILE, OTHER, LONG = "a.txt", "b.txt", "long-{}.txt"

@@ -16,9 +16,9 @@ from agentrl.core.errors import EngineError, EnvError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, GroupRequest, Prompt, Sampling, Task
 from agentrl.env.agent import AgentClass, StepState
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.boundary import EnvSession
 from agentrl.env.images import image_text
-from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
 from agentrl.env.plan import ImageConfig
 from agentrl.env.results import bad_result

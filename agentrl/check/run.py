@@ -40,15 +40,18 @@ from agentrl.check.tokenizer import load_codec
 from agentrl.check.witness import Witness
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
-from agentrl.env.adapters.harness import HarnessAgent
+from agentrl.env.agent_spec import AgentKind, preload
 from agentrl.env.isolation import launcher
 from agentrl.env.isolation.guardian import stand_by
-from agentrl.env.load import AgentKind, check_servers, load_agent, preload
 from agentrl.rollout.chat import ChatCodec
+from agentrl.suites.harness import HarnessAgent
+from agentrl.suites.load import check_servers, load_agent
 from agentrl.track.jsonl import read_lines
 
 POLL_S = 0.1
 HOLD_GRACE_S = 1.0
+OURS = ("agentrl/env", "agentrl/suites")
+"""Parts of paths of files that call user code."""
 
 Emit = Callable[[str, Report], None]
 """Gets the phase that comes next, ``done`` at the end, and the report so far."""
@@ -192,7 +195,8 @@ class _Watchdog:
             allowed = limit if method != "import" else max(limit, self._settings.check.budget_s / 2)
             if time.monotonic() - since > allowed:
                 frame = sys._current_frames().get(thread)
-                lines = [line for line in traceback.extract_stack(frame) if "agentrl/env" not in line.filename] if frame else []
+                stack = traceback.extract_stack(frame) if frame else []
+                lines = [line for line in stack if not any(part in line.filename for part in OURS)]
                 place = f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
                 name = f"{self._report.env.get('source', '')}: {self._report.env.get('name', '')}.{method}"
                 seen = f"{method} has not returned, nor let others run, for {time.monotonic() - since:.0f} s{place}"

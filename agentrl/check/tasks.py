@@ -11,9 +11,7 @@ from agentrl.check.context import Context, digest
 from agentrl.check.state import class_state, pickled
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_gym import NemoGymEnv
 from agentrl.env.prompts import read_prompts
-from agentrl.env.responses import PARAMS, tools_of
 from agentrl.env.tasks import TaskSource
 from agentrl.rollout.tasks import prompt_format
 
@@ -36,18 +34,18 @@ def read_tasks(context: Context) -> None:
         loaded = _own_tasks(context)
     context.tasks, context.class_state = loaded, class_state(context)
     if loaded:
-        _say_tools(context, loaded)
+        _say_unchecked(context, loaded)
         _check_pickle(context, loaded[:MAX_CHECKED])
         if context.report.env["tasks"] is not None:  # an endless supply may well repeat itself
             _check_copies(context, loaded)
         context.originals = {task.id: data for task in loaded if (data := pickled(task)) is not None}
 
 
-def _say_tools(context: Context, tasks: list[Task]) -> None:
-    """Say that rows of NeMo Gym without usable tools leave the tools of the server unchecked."""
-    if issubclass(context.cls, NemoGymEnv) and not any(tools_of(task.metadata.get(PARAMS) or {}) for task in tasks):
-        names = "no row lists a function under responses_create_params.tools"
-        context.report.skipped.append(f"the server's tools: {names}, and those that a server lists over MCP are known only in an episode")
+def _say_unchecked(context: Context, tasks: list[Task]) -> None:
+    """Report what the class of a suite says that these tasks leave unchecked."""
+    left_unchecked = getattr(context.cls, "left_unchecked", None)
+    if callable(left_unchecked) and (said := left_unchecked(tasks)):
+        context.report.skipped.append(str(said))
 
 
 def _own_tasks(context: Context) -> list[Task]:

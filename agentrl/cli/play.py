@@ -24,9 +24,9 @@ def main(words: list[str]) -> int:
 
 def open_session(config: PlayConfig) -> PlaySession:
     """Return everything that is needed to play; a `ConfigError` says what cannot be used."""
-    from agentrl.env.load import check_servers, load_agent
     from agentrl.inspect.play import PlaySession
     from agentrl.resolve.parts import cluster_plan, training_tasks
+    from agentrl.suites.load import check_servers, load_agent
 
     watching, play = config.model.model, config.play
     config = changed(config, model=(play.tokenizer or VISION_MODEL) if not watching else "" if watching == TINY else watching)

@@ -21,10 +21,11 @@ from agentrl.core.teaching import Teacher
 from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment
 from agentrl.env.agent import has_snapshots
-from agentrl.env.load import AgentSpec, check_servers, load_agent
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.partner_specs import check_partners
+from agentrl.suites.load import check_servers, load_agent
 from agentrl.weights.plan import SenderPlan
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
 from agentrl.engine.shared import Answers, EngineHost, Requests, SharedEngine
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.rollout.front_ends import FrontEnds
 
 PLACED_WITHIN_S = 120.0

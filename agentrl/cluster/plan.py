@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Alias, CountOrZero, NonNegative, Positive, ResumeMayChange
+from agentrl.suites.registry import scheme_of
 
 FEWER_GPUS = """Lower --num-engines, --eval-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, \
 or share GPUs with --colocate."""
@@ -49,7 +50,7 @@ def observing(agent: str, observe: str) -> str:
     """
     if observe == "text" or not agent or "observe=" in agent.partition("?")[2]:
         return agent
-    if not agent.startswith("gym:"):
+    if not scheme_of(agent).has_pictures:
         remedy = 'In a class of yours that inherits from GymEnv write observe = "pixels"; other environments return images themselves.'
         raise ConfigError("--observe", observe, f"is for gym:ID, and --agent is {agent!r}", remedy)
     return f"{agent}{'&' if '?' in agent else '?'}observe={observe}"

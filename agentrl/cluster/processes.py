@@ -10,9 +10,9 @@ from agentrl.cluster.plan import RunConfig
 from agentrl.core.settings import files_renamed
 from agentrl.engine.reward_model_facts import RewardModelSettings
 from agentrl.engine.settings import Device, EngineSettings
-from agentrl.env.load import split_file
 from agentrl.learner.settings import LearnerSettings
 from agentrl.rollout.episode_plan import EpisodePlan
+from agentrl.suites.load import split_file
 from agentrl.weights.plan import SenderPlan, WeightsConfig
 
 

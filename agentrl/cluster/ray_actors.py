@@ -29,8 +29,8 @@ from agentrl.core.protocols import Engine, EngineStats, GroupRef, Membership, Me
 from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.boundary import blocked_at
-from agentrl.env.load import AgentSpec
 
 T = TypeVar("T")
 

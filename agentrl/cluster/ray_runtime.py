@@ -28,8 +28,8 @@ from agentrl.core.errors import AgentRLError, ClusterError, ConfigError
 from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.env.isolation.leftovers import end_processes, orphans
-from agentrl.env.load import load_agent
 from agentrl.flow.worker_slots import Supervision
+from agentrl.suites.load import load_agent
 
 
 def _joined(index: int) -> int:

@@ -28,6 +28,8 @@ from agentrl.engine.reward_model_facts import reward_model_facts
 from agentrl.env.plan import ANSWER
 from agentrl.rollout.partner_specs import partner_specs
 from agentrl.rollout.plan import RewardConfig
+from agentrl.suites.registry import scheme_of
+from agentrl.suites.scheme import JUDGE, REWARD
 from agentrl.track.plan import RecordConfig
 
 
@@ -135,14 +137,14 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
     _remote_sandboxes_can_be_reached(config)
     agent = config.run.agent
-    is_contained = agent.startswith(CONTAINED) and PROGRAM not in agent
-    has_wall = CONTAINED_PROGRAM in agent if is_contained else agent.startswith(PROGRAMS) and chosen.sandbox != "none"
+    run_by_agent = scheme_of(agent).programs(agent)
+    kind = "container" if run_by_agent is not None and run_by_agent.needs_container else chosen.sandbox
+    has_wall = run_by_agent is not None and run_by_agent.calls_model and kind != "none"
     is_https = bool(config.endpoint.endpoint_certificate) or config.endpoint.endpoint_url.startswith("https:")
     if has_wall and is_https and chosen.sandbox_network == "endpoint":
         problem = "gives programs the endpoint under an address of loopback, which no certificate is for"
         raise ConfigError("--sandbox-network", "endpoint", problem, "Choose --sandbox-network all, or an endpoint without HTTPS.")
-    kind = "container" if is_contained else chosen.sandbox
-    is_needed = kind in sandboxes.HOLDERS and agent.startswith(PROGRAMS) and not config.run.ray_address
+    is_needed = kind in sandboxes.HOLDERS and run_by_agent is not None and not config.run.ray_address
     if is_needed and not sandboxes.has_holder(kind):
         programs, remedy = sandboxes.HOLDERS[kind]
         problem = f"{config.run.agent} runs programs, and there is no {' or '.join(programs)}"
@@ -163,20 +165,11 @@ def _remote_sandboxes_can_be_reached(config: PlaySettings) -> None:
     if not os.environ.get(sandboxes.KEY):
         raise ConfigError(sandboxes.KEY, "", "is not set, and the server asks for it", "Set the key that agentrl serve-sandboxes printed.")
     refuse_set(chosen, ("sandbox_read",), "names files of this machine, and the sandboxes are elsewhere", "Leave it out.")
-    if config.run.agent.startswith(PROGRAMS):
+    if scheme_of(config.run.agent).programs(config.run.agent) is not None:
         problem = f"{config.run.agent} works in a folder of this machine"
         raise ConfigError("--sandbox", "remote", problem, "Choose --sandbox local or container.")
 
 
-PROGRAMS = ("command:", "harbor:", "harness:")
-"""Agents that are programs, which always need a sandbox."""
-HARNESS = "harness:"
-JUDGED_PROGRAMS = ("command:", HARNESS)
-"""Agents that are programs and say themselves who judges them, or leave it to ``--reward``."""
-JUDGE, REWARD = "#judge=", "#reward="
-"""Beginnings of the judge of a program in ``--agent``."""
-CONTAINED, PROGRAM, CONTAINED_PROGRAM = "harbor:", "#agent=", "#harness="
-"""Beginning of agents that need containers, unless they name a program of this machine; and the mark of one that works in a container."""
 ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _limits_have_processes,
     _processes_can_be_held,
@@ -196,7 +189,7 @@ def judged_agent(config: PlaySettings) -> str:
         return ANSWER
     if not urls:
         return given
-    if given.startswith(JUDGED_PROGRAMS):
+    if scheme_of(given).takes_reward:
         return _judged_program(given, urls)
     if urls.endswith(".py"):
         agent = urls
@@ -218,10 +211,8 @@ def _judged_program(given: str, file: str) -> str:
     return given if reward in given else f"{given}{reward}"
 
 
-def _programs_are_judged(config: PlaySettings) -> None:
-    agent = config.run.agent
-    if agent.startswith(HARNESS) and JUDGE not in agent and REWARD not in agent:
-        raise ConfigError("--agent", agent, "nothing says what a session is worth", "Add --reward file.py, or #judge=CMD to --agent.")
+def _scheme_accepts(config: PlaySettings) -> None:
+    scheme_of(config.run.agent).check(config.run.agent)
 
 
 def judged_by_models(config: PlaySettings) -> bool:
@@ -333,7 +324,7 @@ def _groups_flow(config: TrainConfig) -> None:
 
 PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _agent_is_named,
-    _programs_are_judged,
+    _scheme_accepts,
     _reward_servers_can_be_asked,
     _reward_models_can_judge,
     _partners_can_play,

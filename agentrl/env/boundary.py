@@ -42,7 +42,8 @@ _log = logging.getLogger(__name__)
 
 GIVE_WAY = "Await there, as in `await asyncio.sleep(...)`, or write the method with plain def, which runs on a thread under a time limit."
 MAX_TRACEBACK = 4000
-_PACKAGE = str(Path(__file__).parent)
+_OURS = tuple(str(Path(__file__).parents[1] / name) for name in ("env", "suites"))
+"""Folders whose frames a traceback for users leaves out."""
 _CALLERS = (str(Path(__file__).with_name("user_task.py")), str(Path(__file__).with_name("threads.py")))
 """Files whose frames call user code."""
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
@@ -241,7 +242,7 @@ def _named_error(where: str, error: BaseException) -> EnvError:
     if isinstance(error, RewardError | RemoteError):
         return EnvError(f"{where}: {error}")
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE) and frames.tb_next is not None:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS) and frames.tb_next is not None:
         frames = frames.tb_next
     shown = traceback.format_exception(type(error), error, frames)
     if len(shown[-1]) > MAX_MESSAGE:

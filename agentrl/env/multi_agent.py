@@ -13,8 +13,8 @@ from agentrl.core.errors import EnvLoadError
 RESERVED = ("mean", "std", "unfiltered_mean")
 """Names that would hide another metric of the form ``reward/<name>``."""
 
-RENDERED = ("openrlhf.utils.agent.AgentInstanceBase", "agentrl.env.openrlhf.agents.AgentInstanceBase")
-"""Base classes of agents whose `reset` is given a rendered prompt: OpenRLHF's, and the one that stands in for it."""
+RENDERED, STAND_IN = "openrlhf.utils.agent.AgentInstanceBase", "stands_in_for"
+"""Base class of agents whose `reset` is given a rendered prompt, and the attribute by which another class takes its place."""
 
 _NAME = re.compile(r"[A-Za-z]\w*")
 
@@ -50,7 +50,7 @@ def multi_agent_spec(cls: type[Any], source: str = "") -> MultiAgentSpec:
     """Return the agents that a class (which passed `check_agents`) names in `agents`, and of these `trained_agents`, or all of them."""
     env = f"{os.path.basename(source)}: {cls.__name__}"
     agents = named_agents(cls)
-    rendered = any(f"{base.__module__}.{base.__name__}" in RENDERED for base in cls.__mro__)
+    rendered = any(RENDERED in (f"{base.__module__}.{base.__name__}", vars(base).get(STAND_IN)) for base in cls.__mro__)
     if not agents:
         return MultiAgentSpec(env=env, rendered=rendered)
     trained = frozenset(getattr(cls, "trained_agents", ()) or agents)

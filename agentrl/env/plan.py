@@ -48,7 +48,7 @@ class DataConfig:
     """System message put before every chat prompt."""
     remote_rm_url: Annotated[str, Alias("--reward")] = ""
     """Judge of single answers to ``--prompts``, without ``--agent``: URLs of reward servers with commas between, or a reward's file. With a
-    program as ``--agent`` (``harness:NAME``, ``command:CMD``): the file of the reward function that judges what the program prints."""
+    program as ``--agent``, such as ``command:CMD``: the file of the reward function that judges what the program prints."""
     shuffle: bool = True
     """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
 
@@ -122,8 +122,8 @@ class SandboxConfig:
     sandbox_url: Annotated[str, ResumeMayChange] = ""
     """Address of a server of sandboxes, for ``--sandbox remote``; its key is read from the environment variable ``AGENTRL_SANDBOX_KEY``."""
     sandbox_network: Annotated[Literal["endpoint", "all"], ResumeMayChange] = "endpoint"
-    """Network of programs that are agents (``command:``, ``harness:``, ``harbor:``) behind a wall: the model's endpoint, or all that this
-    machine reaches."""
+    """Network of programs that are agents, such as ``command:CMD``, behind a wall: the model's endpoint, or all that this machine
+    reaches."""
     sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
     """Sandboxes of the run that are open at a time on a machine, in all rollout workers; an episode that needs its first one waits. 0: no
     limit."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.types import Task, derive_seed
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.images import image_texts
-from agentrl.env.load import AgentSpec
 from agentrl.env.prompts import PromptSet, is_chat
 from agentrl.env.sampling import Sampling, TaskSampler
 

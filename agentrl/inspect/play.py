@@ -21,8 +21,8 @@ from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest, Task, Trajectory
 from agentrl.engine.parsers import fit_parser
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.isolation.pool import open_sessions
-from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.tasks import TaskSource
 from agentrl.inspect.play_terminal import Leave, PlayScreen, Reader

@@ -18,9 +18,9 @@ from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest, Status, Task, Trajectory, Turn
 from agentrl.engine.parsers import fit_parser
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
-from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.plan import DataConfig
 from agentrl.inspect.compare import INTERRUPTED, Records, Replay, Verdict, replay_difference
 from agentrl.inspect.directory import REQUESTS, RunDirectory
@@ -34,6 +34,7 @@ from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.records import inexact_parts, recorded_group_request, recorded_limits, recorded_turn
 from agentrl.rollout.tasks import context_length, open_tasks
+from agentrl.suites.load import load_agent
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from agentrl.core.types import Task
 from agentrl.engine.adapters import SPARE_ADAPTERS
 from agentrl.engine.reward_model_facts import RewardModelSettings
 from agentrl.engine.settings import Device, EngineSettings
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.plan import ANSWER
 from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import TaskSource

@@ -28,7 +28,7 @@ from agentrl.core.paths import absolute_path
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.types import Task
 from agentrl.engine.settings import Device
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import EvalPlan
 from agentrl.flow.sizes import FlowPlan

@@ -20,7 +20,7 @@ from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.protocols import Learner
 from agentrl.core.remote import absolute, check_address, check_reachable, get_files, is_address
 from agentrl.engine.facts import installed_engine
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.flow.checkpoint import CONFIG, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
 from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of
 

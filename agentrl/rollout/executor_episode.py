@@ -68,7 +68,7 @@ class RecordedPolicy(Policy):
         return completion
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> tuple[Completion, Sample]:
-        """As `agentrl.env.openrlhf.executor.RecordingPolicy.sample`."""
+        """As `agentrl.suites.openrlhf.executor.RecordingPolicy.sample`."""
         prompt = _token_ids(prompt_ids)
         images: Sequence[Any] = self._group_request.task.images
         placed: Sequence[PlacedImage] = ()
@@ -89,7 +89,7 @@ class RecordedPolicy(Policy):
         return completion, sample
 
     def keep(self, completion: Completion, sample: Sample) -> None:
-        """As `agentrl.env.openrlhf.executor.RecordingPolicy.keep`."""
+        """As `agentrl.suites.openrlhf.executor.RecordingPolicy.keep`."""
         taken = {kept.number for _, kept in self._kept}
         if sample.number in taken:  # another episode's policy counted
             sample = replace(sample, number=max(taken) + 1)
@@ -121,7 +121,7 @@ class RecordedPolicy(Policy):
     async def play(
         self, cls: AgentClass, task: Task, *, sampling: Mapping[str, Any], max_length: int, sampler: Sampler
     ) -> tuple[Trajectory, list[StepResult]]:
-        """As `agentrl.env.openrlhf.executor.RecordingPolicy.play`; each turn gets its seed where it is recorded."""
+        """As `agentrl.suites.openrlhf.executor.RecordingPolicy.play`; each turn gets its seed where it is recorded."""
         settings = self._settings.for_part()
         results: list[StepResult] = []
         source, threads = inspect.getsourcefile(cls) or cls.__module__, Threads(1)

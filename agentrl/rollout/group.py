@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from agentrl.core.protocols import Engine
 from agentrl.core.types import Group, GroupRequest, Status, Trajectory
+from agentrl.env.agent_spec import AgentKind, AgentSpec
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.env.executor import ExecutorSession
-from agentrl.env.load import AgentKind, AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.session import Session
 from agentrl.rollout.chat import ChatCodec

@@ -14,7 +14,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import max_positions
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task, derive_seed
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.plan import DataConfig
 from agentrl.env.prompts import PromptFormat, column_paths, read_prompts
 from agentrl.env.rewards.function import judging_reward

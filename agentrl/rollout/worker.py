@@ -24,8 +24,8 @@ from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, GroupRequest, Status
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.isolation.pool import open_sessions
-from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import let_see, make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER

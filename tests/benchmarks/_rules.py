@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from agentrl import AgentInstance, StepResult, StepState, Task
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.e2e.runs import ENVS
 
 Arithmetic = load_agent(str(ENVS / "arithmetic.py")).load()

@@ -14,13 +14,13 @@ from agentrl.cluster.runtime import make_runtime
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
-from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.resolve.commands import load_config
 from agentrl.resolve.parts import cluster_plan, flow_plan
 from agentrl.rollout.tasks import open_tasks
+from agentrl.suites.load import load_agent
 
 ROOT = Path(__file__).parents[2]
 ARITHMETIC = ROOT / "envs" / "arithmetic.py"

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from agentrl import Task
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 
 Shapes = load_agent(str(Path(__file__).parents[2] / "envs" / "shapes.py")).load()
 

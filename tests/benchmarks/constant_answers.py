@@ -6,7 +6,7 @@ from collections import Counter
 
 from agentrl import ResetState
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.reasoning_gym import ReasoningGymEnv, load_reasoning_gym
+from agentrl.suites.reasoning_gym import ReasoningGymEnv, load_reasoning_gym
 
 QUESTIONS = 200
 SECONDS = 2.0  # for the questions of one data set

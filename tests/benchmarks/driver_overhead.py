@@ -32,11 +32,12 @@ from agentrl.core.types import GroupRequest, Sampling
 from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.vllm_engine import VllmEngine
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.observers import SampleEvent, WatchedEngine
 from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_class
 
 GROUP = 8
 Layout: TypeAlias = Literal["thread", "process"]
@@ -132,7 +133,7 @@ async def compare(engine: VllmEngine, other: VllmEngine, workload: Workload, *, 
         if isinstance(event, SampleEvent):
             requests.append(event.request)
 
-    agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__)
+    agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__, load_class)
     settings = changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=workload.sampling.max_tokens)
     tasks = agent.load().tasks()  # type: ignore[union-attr]
     group_requests = [GroupRequest(group_id=i, task=tasks[i], n_samples_per_prompt=GROUP, version=0) for i in range(episodes // GROUP)]

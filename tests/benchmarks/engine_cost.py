@@ -25,10 +25,10 @@ from agentrl.core.protocols import Engine, WeightUpdate
 from agentrl.core.types import GroupRequest
 from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
-from agentrl.env.load import load_agent
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.e2e.runs import ENVS
 
 GROUPS, SAMPLES = 16, 8

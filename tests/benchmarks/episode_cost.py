@@ -28,17 +28,18 @@ from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, GroupRequest, Task
-from agentrl.env.load import AgentSpec
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_class
 from tests.scripted_engine import ScriptedEngine
 
 TURNS, GROUP = 5, 8
 MEDIAN_S, SIGMA = 0.05, 1.2
 
 
-AGENT = AgentSpec("tests.benchmarks.episode_cost:Waiting", "", "Waiting", __file__)
+AGENT = AgentSpec("tests.benchmarks.episode_cost:Waiting", "", "Waiting", __file__, load_class)
 
 
 class Waiting(AgentInstance):

@@ -25,9 +25,9 @@ from agentrl.core.types import Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import ProcessPool, Sessions, open_sessions
 from agentrl.env.isolation.system import ProcessLimits
-from agentrl.env.load import load_agent
 from agentrl.env.session import Session
 from agentrl.env.states import make_sampling_params, make_step_state
+from agentrl.suites.load import load_agent
 
 ENV = """
 from agentrl import AgentInstance, StepResult

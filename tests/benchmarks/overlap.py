@@ -30,7 +30,7 @@ from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.usage import UsageMeter
-from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
@@ -40,6 +40,7 @@ from agentrl.resolve.parts import cluster_plan, flow_plan
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent, load_class
 from tests.benchmarks._runs import Rows
 from tests.benchmarks.episode_cost import CpuLoop
 from tests.scripted_engine import ScriptedEngine
@@ -285,7 +286,7 @@ async def scripted_stretch(max_staleness: int, train_s: float, num_steps: int) -
         num_steps=num_steps + SETTLING + 2 * max_staleness + 1, groups_per_step=16, n_samples_per_prompt=8, max_staleness=max_staleness
     )
     engine = SeatedEngine(seats=16 * 8, token_s=0.01, load_s=0.03)
-    agent = AgentSpec("tests.benchmarks._environments:Talk", "", "Talk", __file__)
+    agent = AgentSpec("tests.benchmarks._environments:Talk", "", "Talk", __file__, load_class)
     worker = EpisodeWorker(engine, agent, changed(EpisodePlan(), model=str(tiny_model_path()), max_new_tokens=16))
     await worker.start()
     rows = Rows()

@@ -3,7 +3,7 @@
 from random import Random
 
 from agentrl import ResetState, StepState
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 
 ENVIRONMENTS = {"gym:FrozenLake-v1?is_slippery=False": 16, "gym:Blackjack-v1": 16}  # specification: turns at most
 EPISODES = 5000

@@ -31,7 +31,7 @@ from typing import Any
 from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
 from agentrl.core.types import Task, as_messages
 from agentrl.env.agent import StepState
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.e2e.runs import ENVS, ROOT
 
 WINDOW = 5

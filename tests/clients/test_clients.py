@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.types import Status
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.clients.table import CLIENTS, ROOT, Client
 from tests.unit.rollout.endpoint.support import CODEC, play_one, sampled
 

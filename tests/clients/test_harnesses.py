@@ -14,9 +14,9 @@ from agentrl.assets import tiny_model_path
 from agentrl.check.harness import NUM_EDITS
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Status
-from agentrl.env.load import load_agent
 from agentrl.harness import HARNESSES
 from agentrl.rollout.chat import ChatCodec
+from agentrl.suites.load import load_agent
 from tests.clients.test_suites import long_model_in
 from tests.e2e.runs import succeeded, train
 from tests.harness_matrix import keep, places, program_of

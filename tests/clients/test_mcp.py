@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.sections import changed
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.clients.mcp_sums import EVERYTHING
 from tests.e2e.everywhere import runs_everywhere
 from tests.sandboxes import needs_sandbox

@@ -13,7 +13,7 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.clients.test_clients import VENV
 from tests.e2e.everywhere import runs_everywhere
 from tests.unit.examples.test_agents import play_class

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.types import Status
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, Scene, says
 

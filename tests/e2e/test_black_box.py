@@ -19,12 +19,12 @@ from agentrl.core.types import Generation, GroupRequest
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.engine.vllm_engine import VllmEngine
-from agentrl.env.load import load_agent
 from agentrl.learner.batch import collate
 from agentrl.resolve.parts import engine_plan, episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.observers import WatchedEngine
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.e2e.runs import succeeded, train
 from tests.e2e.tool_agent import FORMS, Asks, model_with_tools
 

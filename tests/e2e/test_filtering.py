@@ -14,12 +14,12 @@ import pytest
 from agentrl import Task
 from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
-from agentrl.env.load import load_agent
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.resolve.commands import load_config
 from agentrl.resolve.parts import episode_plan, flow_plan
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.e2e.runs import succeeded
 from tests.e2e.runs import train as run_command
 from tests.scripted_engine import ScriptedEngine

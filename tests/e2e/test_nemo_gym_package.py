@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_gym import load_nemo_gym
-from agentrl.env.load import load_agent
 from agentrl.env.prompts import PromptFormat, read_prompts
+from agentrl.suites.load import load_agent
+from agentrl.suites.nemo_gym import load_nemo_gym
 from tests import env_servers
 from tests.e2e.everywhere import runs_everywhere
-from tests.unit.env.adapters.remote import call, outcome, play, said, script
 from tests.unit.examples.test_agents import play_class
+from tests.unit.suites.remote import call, outcome, play, said, script
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 

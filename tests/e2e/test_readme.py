@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import Task
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.e2e import forked
 from tests.e2e.runs import ROOT, SMALL, Run, command, succeeded, train
 

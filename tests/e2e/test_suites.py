@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.e2e.everywhere import runs_everywhere
 from tests.e2e.runs import ROOT, command, succeeded, train
 from tests.sandboxes import needs_sandbox
-from tests.unit.env.packages import install
+from tests.unit.suites.packages import install
 
 BITS = "reasoning-gym:count_bits?max_n=63&ask="
 MARGIN = 0.15  # over the constant answer, as docs/benchmarks.md promises

@@ -25,7 +25,6 @@ from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.manifest import FileEntry, flush_files
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
-from agentrl.env.load import load_agent
 from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
@@ -34,6 +33,7 @@ from agentrl.resolve.commands import load_config
 from agentrl.resolve.parts import episode_plan, flow_plan, track_plan
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from agentrl.track.tracker import RunTracker, open_tracker
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer

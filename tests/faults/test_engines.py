@@ -16,12 +16,12 @@ from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Generation, GroupRequest, Task
 from agentrl.engine.usage import UsageMeter
-from agentrl.env.load import load_agent
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.worker_slots import Supervision
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
 from tests.faults.report import Saw
 from tests.faults.support import disturbed, ended, lines

@@ -16,8 +16,8 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Group, GroupRequest, Status, Task
-from agentrl.env.load import load_agent
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.faults.report import Saw
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of

@@ -26,7 +26,7 @@ LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.DOTALL | re.MULTILINE)
 LEXERS = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".jsonl": "json", ".json": "json", ".sh": "bash", ".txt": "text"}
 SECTIONS = {
-    "environments": ("Environments", ("agentrl.env", "agentrl.core.types")),
+    "environments": ("Environments", ("agentrl.env", "agentrl.suites", "agentrl.core.types")),
     "commands": ("Commands from Python", ("agentrl.api",)),
     "algorithms": ("Algorithms", ("agentrl.algo", "agentrl.core.summaries")),
     "callbacks": ("Callbacks", ("agentrl.core.callbacks",)),

@@ -24,12 +24,12 @@ from typing import Any
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.agent import AgentClass
+from agentrl.env.agent_spec import AgentSpec, preload
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation import launcher, system
 from agentrl.env.isolation.episode_process import CLEAN, run
 from agentrl.env.isolation.launcher import MIB
 from agentrl.env.isolation.system import ProcessLimits
-from agentrl.env.load import AgentSpec, preload
 
 MAX_PACKET = 2**16
 MAX_PROBLEM = 2500

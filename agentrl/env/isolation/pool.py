@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import IO, Protocol
 
 from agentrl.core.errors import EnvError, EnvLoadError
+from agentrl.env.agent_spec import AgentSpec, preload
 from agentrl.env.boundary import EnvLimits, EnvSession
 from agentrl.env.directory import CurrentDirectory
 from agentrl.env.isolation import system
@@ -26,7 +27,6 @@ from agentrl.env.isolation.episode_process import CLEAN, OUT_OF_MEMORY
 from agentrl.env.isolation.fork_server import MAX_PACKET
 from agentrl.env.isolation.session import EpisodeHandle, ProcessSession
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
-from agentrl.env.load import AgentSpec, preload
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.session import Session
 from agentrl.env.threads import Threads

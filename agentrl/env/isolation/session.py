@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from agentrl.core.errors import EnvError, EnvTimeoutError
 from agentrl.core.types import Span, Task
 from agentrl.env.agent import ResetResult, StepResult, StepState
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation import wire
-from agentrl.env.load import AgentSpec
 from agentrl.env.results import check_reset, check_step
 from agentrl.env.session import Snapshot
 from agentrl.env.user_task import CANCEL_GRACE_S

@@ -10,9 +10,10 @@ from agentrl.api.evaluation import measured_tasks
 from agentrl.config.mapping import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.resolve.parts import evaluation_tasks
 from agentrl.rollout.tasks import open_tasks
+from agentrl.suites.load import load_agent
 
 FINITE = "[Task(str(i)) for i in range(20)]"
 ENDLESS = "(Task(str(i)) for i in itertools.count())"

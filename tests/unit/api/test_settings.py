@@ -101,7 +101,7 @@ class Local(agentrl.AgentInstance):
 def test_what_an_environment_may_be(tmp_path: Path) -> None:
     assert environment("gym:FrozenLake-v1") == "gym:FrozenLake-v1"
     assert environment(tmp_path / "env.py") == str(tmp_path / "env.py")
-    assert environment(agentrl.GymEnv) == "agentrl.env.adapters.gymnasium:GymEnv"
+    assert environment(agentrl.GymEnv) == "agentrl.suites.gymnasium:GymEnv"
     assert environment(Local) == f"{__name__}:Local"
 
     class Inner(Local):

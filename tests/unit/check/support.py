@@ -17,10 +17,11 @@ from agentrl.check.supervise import check
 from agentrl.check.tasks import read_tasks
 from agentrl.check.tokenizer import load_codec
 from agentrl.config.sections import changed
+from agentrl.env.agent_spec import preload
 from agentrl.env.black_box import BlackBoxAgent
 from agentrl.env.executor import Executor
-from agentrl.env.load import load_agent, preload
 from agentrl.env.plan import DataConfig
+from agentrl.suites.load import load_agent
 from tests.unit.check.forks import forked
 
 BROKEN = Path(__file__).with_name("broken")

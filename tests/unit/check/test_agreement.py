@@ -18,12 +18,12 @@ from agentrl.cluster.plan import RunConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupRequest, Status, Task
-from agentrl.env.load import load_agent
 from agentrl.env.plan import DataConfig
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import BROKEN, checked, ids, played, settings_of

@@ -20,7 +20,7 @@ from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.engine.plan import EngineConfig
 from agentrl.env.agent import ResetState, StepState
-from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.plan import IsolationConfig
 from agentrl.env.tasks import TaskSource
 from agentrl.inspect.compare import Verdict
@@ -32,6 +32,7 @@ from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig, RolloutConfig
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from agentrl.track.text import Screen
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import checked, ids, settings_of

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.assets import environment_paths
 from agentrl.cli.main import main
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 
 ENVS = Path(__file__).parents[3] / "envs"
 

@@ -18,9 +18,9 @@ from agentrl.cluster.ray_actors import interface_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
-from agentrl.env.load import load_agent
 from agentrl.resolve.commands import load_config
 from agentrl.resolve.parts import cluster_plan
+from agentrl.suites.load import load_agent
 
 AGENT = """
 from agentrl import AgentInstance, StepResult

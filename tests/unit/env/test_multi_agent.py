@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.load import load_agent
 from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
+from agentrl.suites.load import load_agent
 
 CLASS = "from agentrl import AgentInstance, StepResult\nclass Duel(AgentInstance):\n    {}\n    def step(self, state): ...\n"
 

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl import Task
 from agentrl.core.errors import ConfigError, DataError
-from agentrl.env.load import load_agent
 from agentrl.env.tasks import PEEK, TaskSource
+from agentrl.suites.load import load_agent
 
 HEAD = "from agentrl import AgentInstance, StepResult, Task\nimport itertools\nclass Env(AgentInstance):\n    def step(self, state): ...\n"
 

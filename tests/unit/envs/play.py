@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agentrl import AgentInstance, ResetState, StepResult, StepState, Task
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 
 ENVS = Path(__file__).parents[3] / "envs"
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from agentrl import StepResult, StepState
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.sandboxes import needs_sandbox
 from tests.unit.envs.play import ENVS, load
 

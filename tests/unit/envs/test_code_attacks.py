@@ -18,9 +18,9 @@ from agentrl.env.agent import SamplingParams
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits, processes
-from agentrl.env.load import load_agent
 from agentrl.env.sandbox.spec import Kind, SandboxChoice, use_choice
 from agentrl.env.states import make_step_state
+from agentrl.suites.load import load_agent
 from tests.sandboxes import IMAGE, container_engine, containers, needs_sandbox
 from tests.unit.envs.play import ENVS, load
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from agentrl import ResetState, StepState
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.unit.envs.play import load
 
 SPECS = {"frozen_lake": "gym:FrozenLake-v1?is_slippery=False", "blackjack": "gym:Blackjack-v1?max_invalid=1&invalid_reward=-0.1"}

@@ -1,6 +1,6 @@
 import pytest
 
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.unit.envs.play import load, play
 
 pytest.importorskip("reasoning_gym", exc_type=ImportError)

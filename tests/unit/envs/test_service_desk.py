@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl import ResetState, StepResult, StepState, Task
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.unit.envs.play import ENVS, load
 
 pytestmark = pytest.mark.anyio

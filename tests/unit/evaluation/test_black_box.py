@@ -7,13 +7,13 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
 from agentrl.core.types import Task
-from agentrl.env.load import load_agent
 from agentrl.evaluation.assessment import assess
 from agentrl.evaluation.evaluations import EvalPlan, evaluate
 from agentrl.evaluation.plan import EvalConfig
 from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio

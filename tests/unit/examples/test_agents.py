@@ -10,9 +10,9 @@ import pytest
 
 from agentrl.core.types import GroupRequest, Status, Task, Trajectory
 from agentrl.env.black_box import BlackBoxSession
-from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
+from agentrl.suites.load import load_agent
 from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import CODEC, SETTINGS, says

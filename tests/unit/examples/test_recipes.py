@@ -14,8 +14,8 @@ import pytest
 from agentrl import StepState, Task
 from agentrl.assets import tiny_model_path
 from agentrl.cli.main import main
-from agentrl.env.load import load_agent
 from agentrl.resolve.commands import load_config
+from agentrl.suites.load import load_agent
 from tests.benchmarks import recipes, trl_side_by_side
 from tests.e2e.runs import ROOT
 

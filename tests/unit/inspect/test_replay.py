@@ -16,9 +16,9 @@ from agentrl.core.differences import Difference
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import EngineLimits
 from agentrl.core.types import EvalSampling
+from agentrl.env.agent_spec import AgentKind, kind_of
 from agentrl.env.boundary import EnvSession
 from agentrl.env.executor import ExecutorSession
-from agentrl.env.load import AgentKind, kind_of
 from agentrl.env.threads import Threads
 from agentrl.inspect.compare import Replay, Verdict
 from agentrl.inspect.replay import Replayer

@@ -16,7 +16,6 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import GroupRequest
-from agentrl.env.load import keep_environment, load_agent
 from agentrl.inspect.compare import Verdict
 from agentrl.inspect.directory import RunDirectory
 from agentrl.inspect.replay import open_replayer
@@ -24,6 +23,7 @@ from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import keep_environment, load_agent
 from agentrl.track.sinks import TrajectoryRecorder
 from tests.scripted_engine import ScriptedEngine
 

@@ -22,12 +22,12 @@ from agentrl.core.differences import Difference
 from agentrl.core.errors import EngineError, StructureError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
-from agentrl.env.load import load_agent
 from agentrl.inspect.requests import replay_requests
 from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint import graph, session
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from agentrl.track.jsonl import encode
 from agentrl.track.sinks import TrajectoryRecorder
 from tests.scripted_engine import ScriptedEngine

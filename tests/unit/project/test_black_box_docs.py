@@ -10,8 +10,8 @@ from agentrl import ModelEndpoint
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.settings import flag
-from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint import graph, session
+from agentrl.suites.load import load_agent
 from tests.unit.rollout.endpoint.support import play_one
 
 MASKS = (session.ABANDONED, session.CANCELLED, session.UNDELIVERED, session.NOT_SELECTED, graph.CONSTRAINED)

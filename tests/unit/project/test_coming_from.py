@@ -14,8 +14,8 @@ from agentrl.config.load import read_flags
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, settings_of
 from agentrl.core.settings import flag
-from agentrl.env.load import load_agent
 from agentrl.resolve.commands import TRAIN, load_config
+from agentrl.suites.load import load_agent
 from agentrl.track.glossary import glossary
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says

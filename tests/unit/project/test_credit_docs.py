@@ -11,7 +11,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.settings import flag
 from agentrl.core.types import GroupRequest, Task
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import Scene, says
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import COMMANDS, main
-from agentrl.config.rules import PROGRAMS
 from agentrl.core.errors import ConfigError
+from agentrl.suites.registry import scheme_of
 from tests.doc_commands import DRY, OTHER_PROGRAMS, PAGES, ROOT, Shown, only_read, read, shown_commands
 from tests.sandboxes import problem
 
@@ -52,7 +52,7 @@ def test_an_unknown_flag_or_a_wrong_value_is_noticed() -> None:
 def test_the_command_runs(shown: Shown, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
     words = [*shown.words[1:]]
-    if problem() and any(word.startswith(PROGRAMS) for word in words):
+    if problem() and any(scheme_of(word).programs(word) for word in words):
         pytest.skip(problem())
     if words[0] in DRY and not {"--dry-run", "--help"} & set(words):
         words.append("--dry-run")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from agentrl.core.types import Task
-from agentrl.env.adapters.openenv import load_openenv
-from agentrl.env.load import load_agent
 from agentrl.env.responses import PARAMS, chat_of
+from agentrl.suites.load import load_agent
+from agentrl.suites.openenv import load_openenv
 from tests import env_servers
-from tests.unit.env.adapters.remote import outcome, play, said, script
+from tests.unit.suites.remote import outcome, play, said, script
 
 pytestmark = pytest.mark.anyio
 

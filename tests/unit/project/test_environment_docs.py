@@ -12,7 +12,7 @@ from agentrl import GymEnv, Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, TASK, Scene, says

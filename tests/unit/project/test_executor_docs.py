@@ -10,8 +10,8 @@ from agentrl import Policy
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.settings import flag
-from agentrl.env.load import load_agent
 from agentrl.learner.batch import merge_turns
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import Scene, says
 from tests.unit.rollout.test_episode import dialogue

@@ -14,7 +14,7 @@ from agentrl.check.findings import RULES
 from agentrl.check.report import print_report
 from agentrl.config.sections import changed
 from agentrl.core.types import GroupRequest, Status
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import checked
 from tests.unit.rollout.scenes import SETTINGS, Scene, says

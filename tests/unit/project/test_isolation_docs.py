@@ -11,8 +11,8 @@ from agentrl.core.settings import flag
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits
-from agentrl.env.load import load_agent
 from agentrl.env.plan import IsolationConfig
+from agentrl.suites.load import load_agent
 from tests.unit.env.isolation.support import state
 
 PAGE = (Path(__file__).parents[3] / "docs" / "isolation.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, settings_of
 from agentrl.core.settings import flag
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import SETTINGS, Scene
 from tests.unit.rollout.test_agents import say

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import SandboxSpec, StepState
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.sandboxes import needs_sandbox
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sandboxes.md").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import check_async
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 

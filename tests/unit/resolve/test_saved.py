@@ -15,11 +15,11 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.recording import RecordBudget
-from agentrl.env.load import load_agent
 from agentrl.flow.checkpoint import Progress, latest_checkpoint
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.uploads import send_copy
 from agentrl.resolve.saved import chosen_engine, resume_point, resumed_run_dir, with_saved_settings
+from agentrl.suites.load import load_agent
 from tests.run_files import MadeRun
 from tests.unit.flow.fakes import ScriptedLearner
 

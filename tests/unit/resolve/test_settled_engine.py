@@ -13,10 +13,10 @@ from agentrl.config.model_defaults import TINY, settled_engine
 from agentrl.config.sections import changed
 from agentrl.core.model_shape import read_shape
 from agentrl.engine.facts import EngineFacts
-from agentrl.env.load import load_agent
 from agentrl.resolve.commands import load_config, read_train
 from agentrl.resolve.plan import RunPlan
 from agentrl.resolve.saved import chosen_engine
+from agentrl.suites.load import load_agent
 
 AGENT = ["--agent", "envs/arithmetic.py"]
 BLACK_BOX = ["--agent", "examples/openai_agent.py"]

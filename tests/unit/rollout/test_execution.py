@@ -14,9 +14,9 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ContextLengthError, EngineError, EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Status, Trajectory, derive_seed
-from agentrl.env.load import load_agent
 from agentrl.learner.batch import merge_turns
 from agentrl.rollout.recorder import Context, Recorder
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene, says
 from tests.unit.rollout.test_episode import dialogue, text_of

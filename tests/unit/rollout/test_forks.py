@@ -11,12 +11,12 @@ import pytest
 
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status, derive_seed
-from agentrl.env.load import load_agent
 from agentrl.env.plan import IsolationConfig
 from agentrl.flow.ledger import Ledger
 from agentrl.learner.batch import merge_turns
 from agentrl.rollout.episode_plan import EpisodePlan, ForkSettings
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK
 from tests.unit.rollout.templates import tokenizer

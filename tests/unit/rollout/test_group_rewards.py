@@ -14,12 +14,12 @@ from agentrl.config.load import load
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status
-from agentrl.env.load import load_agent
 from agentrl.resolve.commands import TRAIN
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.group_rewards import GroupRewardSettings
 from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import settings_of
 

@@ -17,13 +17,13 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.paths import past_folder
 from agentrl.core.protocols import Engine
 from agentrl.core.types import Group, GroupRequest, Status, Task
-from agentrl.env.load import load_agent
 from agentrl.resolve.commands import TRAIN
 from agentrl.resolve.parts import environment, episode_plan
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.partner_specs import check_partners, partner_specs, past_steps
 from agentrl.rollout.plan import ModelConfig, PartnerConfig
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.servers import Request, serve
 from tests.unit.check.support import settings_of

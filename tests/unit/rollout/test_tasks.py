@@ -9,10 +9,11 @@ import pytest
 from agentrl import Task
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, DataError
-from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.tasks import PEEK
 from agentrl.resolve.commands import load_config
 from agentrl.rollout.tasks import eval_tasks, missing_labels, open_tasks
+from agentrl.suites.load import load_agent
 
 ENV = """import itertools
 from agentrl import AgentInstance, StepResult, Task

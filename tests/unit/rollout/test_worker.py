@@ -18,7 +18,6 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
 from agentrl.core.types import EvalSampling, GroupRequest, Status
-from agentrl.env.load import load_agent
 from agentrl.env.plan import DataConfig
 from agentrl.flow.ledger import failure_reason
 from agentrl.resolve.parts import episode_plan
@@ -28,6 +27,7 @@ from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import EndpointConfig, RolloutConfig, SamplingConfig
 from agentrl.rollout.tasks import check_prompts, context_length
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import SETTINGS, TASK, says
 from tests.unit.rollout.templates import tokenizer

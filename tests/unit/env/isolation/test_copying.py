@@ -18,8 +18,8 @@ from agentrl.env.isolation import system
 from agentrl.env.isolation.fork_server import ForkServer
 from agentrl.env.isolation.pool import ProcessPool
 from agentrl.env.isolation.system import ProcessInfo, ProcessLimits
-from agentrl.env.load import load_agent
 from agentrl.env.session import Session
+from agentrl.suites.load import load_agent
 from tests.unit.env.isolation.support import state, survivors, task
 
 pytestmark = pytest.mark.anyio

@@ -8,11 +8,12 @@ import pytest
 from agentrl import Task
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.core.types import Span
+from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation import wire
 from agentrl.env.isolation.pool import LocalSessions, Sessions, open_sessions
 from agentrl.env.isolation.system import ProcessLimits
-from agentrl.env.load import AgentSpec, load_agent
+from agentrl.suites.load import load_agent
 from tests.unit.env.isolation.support import state, survivors
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,8 @@ import pytest
 from agentrl import combine_rewards
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import GroupRequest, Status, Task, Trajectory
-from agentrl.env.load import load_agent
 from agentrl.env.rewards.function import reward_environment
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import Scene, says
 

@@ -14,10 +14,10 @@ from agentrl import ResetState, StepResult, StepState, Task, ToolEnv
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.isolation.system import processes
-from agentrl.env.load import load_agent
 from agentrl.env.tools.calls import ToolCall
 from agentrl.env.tools.environment import Tool, Toolbox, ToolCallError
 from agentrl.env.tools.python import python, run_python
+from agentrl.suites.load import load_agent
 from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says

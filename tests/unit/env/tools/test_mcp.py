@@ -25,12 +25,12 @@ from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, SandboxE
 from agentrl.core.process import free_port
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.isolation.system import processes
-from agentrl.env.load import check_servers, load_agent
 from agentrl.env.sandbox.spec import SandboxChoice, use_choice
 from agentrl.env.tools.calls import ToolCall
 from agentrl.env.tools.environment import Toolbox
 from agentrl.env.tools.mcp import McpSessions
 from agentrl.env.tools.mcp_servers import servers_of
+from agentrl.suites.load import check_servers, load_agent
 from tests.sandboxes import IMAGE, container_engine, containers, needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says

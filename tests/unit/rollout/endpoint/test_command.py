@@ -13,7 +13,7 @@ import pytest
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.isolation.system import ProcessLimits, processes
-from agentrl.env.load import load_agent
+from agentrl.suites.load import load_agent
 from tests.sandboxes import IMAGE, container_engine, needs_sandbox
 from tests.unit.rollout.endpoint.support import TASK, Stage, play_one
 

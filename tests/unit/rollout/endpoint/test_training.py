@@ -9,10 +9,10 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
 from agentrl.core.types import GroupRequest, Task
-from agentrl.env.load import load_agent
 from agentrl.learner.batch import collate
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.worker import EpisodeWorker
+from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import ASKS
 

@@ -1,1 +1,0 @@
-"""Adapters from other suites of environments."""

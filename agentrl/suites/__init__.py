@@ -1,0 +1,1 @@
+"""Schemes of ``--agent``, each with its facts; environments of other projects; the loader of agents."""
