@@ -1,4 +1,4 @@
-"""What the processes of a run are made of, decided before they start; picklable, and free of heavy imports."""
+"""The plan of the processes of a run, decided before they start; picklable, and free of heavy imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each engine declares of itself, known without importing it: rules, runtimes and `doctor` ask this table and no name."""
+"""The declarations of engines, known without importing it: rules, runtimes and `doctor` ask this table and no name."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class EngineConfig:
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine declares of itself."""
+        """The declaration of the engine."""
         return ENGINES.get(self.name, OWN)
 
     def core_on_thread(self, device: Literal["cpu", "cuda"]) -> bool:

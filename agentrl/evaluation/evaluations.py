@@ -44,7 +44,7 @@ OnGroup = Callable[[GroupSummary, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
-    """What an evaluation reads: its section, and values of others.
+    """The plan of an evaluation: its section, and values of others.
 
     Attributes:
         eval: Section with samples, temperature and kinds.

@@ -20,7 +20,7 @@ a core on them."""
 
 @dataclass(frozen=True, kw_only=True)
 class FlowPlan:
-    """What the loops of a run read: sections as they are, and the sizes that follow from them.
+    """The plan of the loops of a run: sections as they are, and the sizes that follow from them.
 
     Attributes:
         training: Section with the length of the run.

@@ -79,7 +79,7 @@ class Observer(Protocol):
 
 
 class View:
-    """What is seen of a run: the observer that is told, what each loop waits for, the figures of the step under way, and the clock."""
+    """The sight of a run: the observer that is told, what each loop waits for, the figures of the step under way, and the clock."""
 
     def __init__(self, observer: Observer, clock: Callable[[], float], elapsed_s: float) -> None:
         self.observer, self.clock = observer, clock

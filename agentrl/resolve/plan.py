@@ -119,22 +119,22 @@ class RunPlan:
 
     @property
     def cluster(self) -> ClusterPlan:
-        """What the processes of the run are made of."""
+        """The plan of its processes."""
         return cluster_plan(self.settings, self.device)
 
     @property
     def flow(self) -> FlowPlan:
-        """What its loops read."""
+        """The plan of its loops."""
         return flow_plan(self.settings)
 
     @property
     def evaluation(self) -> EvalPlan:
-        """What its evaluations read."""
+        """The plan of its evaluations."""
         return eval_plan(self.settings)
 
     @property
     def track(self) -> TrackPlan:
-        """What it shows and keeps."""
+        """The plan of what it shows and keeps."""
         return track_plan(self.settings)
 
     def tasks(self) -> tuple[TaskSource, list[Task]]:

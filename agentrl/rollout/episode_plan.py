@@ -1,4 +1,4 @@
-"""What episodes are played by: sections of settings and the values that follow from them; picklable, and free of heavy imports."""
+"""The plan that episodes are played by: sections of settings and the values that follow from them; picklable, and free of heavy imports."""
 
 from __future__ import annotations
 

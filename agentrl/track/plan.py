@@ -61,7 +61,7 @@ class RecordConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackPlan:
-    """What a run shows and keeps: sections as they are, and values of others.
+    """The plan of what a run shows and keeps: sections as they are, and values of others.
 
     Attributes:
         track: Section with the metrics.

@@ -51,7 +51,7 @@ def never(step: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SenderPlan:
-    """How a learner rank sends weights.
+    """The way on which a learner rank sends weights.
 
     Attributes:
         transport: ``shm``, ``nccl`` or ``ipc``.

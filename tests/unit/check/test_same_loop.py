@@ -26,7 +26,7 @@ from agentrl.env.tasks import TaskSource
 from agentrl.inspect.compare import Verdict
 from agentrl.inspect.play import PlaySession
 from agentrl.inspect.replay import Replayer
-from agentrl.resolve.parts import episode_plan
+from agentrl.resolve.parts import cluster_plan, episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.plan import ModelConfig, RolloutConfig
@@ -168,7 +168,7 @@ def play(spec: AgentSpec, source: TaskSource, monkeypatch: pytest.MonkeyPatch) -
     """Be the policy on standard input."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS) + "\n"))
     options = {"model": False, "pause": False, "episodes": 1, "tokens": False, "logprobs": False}
-    assert PlaySession(config_of(spec), spec, source, Screen(Console(file=io.StringIO())), **options).run() == 0
+    assert PlaySession(cluster_plan(config_of(spec)), spec, source, Screen(Console(file=io.StringIO())), **options).run() == 0
 
 
 @pytest.mark.anyio

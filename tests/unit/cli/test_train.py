@@ -18,7 +18,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.resolve.commands import TRAIN
-from agentrl.rollout.tasks import check_model
+from agentrl.resolve.parts import check_model
 
 REWARD = "def reward(completion, label):\n    return float(completion == label)\n"
 

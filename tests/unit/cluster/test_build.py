@@ -13,7 +13,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.engine.plan import EngineConfig
 from agentrl.engine.settings import weight_transport
-from agentrl.resolve.parts import engine_plan, sender_plan
+from agentrl.resolve.parts import engine_plan, environment, sender_plan
 from agentrl.rollout.plan import ModelConfig, RolloutConfig
 from agentrl.weights.cuda import GroupSender
 from agentrl.weights.sender import SharedMemorySender, WeightSender
@@ -104,11 +104,11 @@ def test_forks_need_an_environment_whose_state_can_be_handed_on(tmp_path: Path) 
     path.write_text(FORKED)
     config = changed(CONFIG, agent=str(path), branch_at=1)
     with pytest.raises(ConfigError, match=r"--branch-at = 1: Env has no methods snapshot and restore. Write them as docs"):
-        build.load_environment(config)
+        environment(config)
     other = tmp_path / "other.py"
     other.write_text(FORKED + METHODS)
-    build.load_environment(changed(config, agent=str(other)))
-    build.load_environment(changed(config, agent=str(path), branch_at="never"))
-    build.load_environment(changed(config, agent="gym:FrozenLake-v1"))
+    environment(changed(config, agent=str(other)))
+    environment(changed(config, agent=str(path), branch_at="never"))
+    environment(changed(config, agent="gym:FrozenLake-v1"))
     with pytest.raises(ConfigError, match="has no methods snapshot and restore"):
-        build.load_environment(changed(config, agent="gym:FrozenLake-v1?num_envs=4"))
+        environment(changed(config, agent="gym:FrozenLake-v1?num_envs=4"))

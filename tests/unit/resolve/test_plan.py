@@ -111,7 +111,7 @@ def test_what_one_machine_decided_another_decides_again(tmp_path: Path) -> None:
     """A run on one GPU shares it between engine and learner; it can go on where there is none."""
     begun = changed(load_config(AGENT), colocate=True, sleep_level=0, groups_per_step=4)
     sources = {"groups_per_step": "flag", "colocate": "machine", "sleep_level": "machine", "engine": "machine"}
-    plan = RunPlan(settings=begun, sources=sources, agent=plan_of().agent)
+    plan = RunPlan(settings=begun, sources=sources, agent=plan_of().agent, device="cpu")
     (tmp_path / "config.json").write_text(plan.to_json())
     again = read_train(with_saved_settings(["--resume", str(tmp_path)]))
     assert not again.settings.weights.colocate

@@ -144,7 +144,7 @@ async def test_a_fork_samples_with_the_seeds_of_its_own_place(tmp_path: Path) ->
         await worker.run_group(asked(2))
     seeds = {request.request_id: request.sampling.seed for request in scripted.requests}
     assert sorted(seeds) == ["4-0-0-0", "4-0-0-1", "4-0-0-2", "4-0-0-3", "4-0-1-1", "4-0-1-2", "4-0-1-3"]
-    seed = SETTINGS.run.seed
+    seed = SETTINGS.seed
     assert seeds["4-0-1-2"] == derive_seed(seed, TASK.id, TASK.epoch, 1, 2)
 
 

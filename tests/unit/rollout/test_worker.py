@@ -242,7 +242,7 @@ def test_settings_come_from_the_configuration_and_survive_pickling() -> None:
         data=DataConfig(apply_chat_template=False, system_prompt="s"),
     )
     settings = episode_plan(config)
-    assert (settings.run.seed, settings.sampling.temperature, settings.sampling.max_tokens, settings.sampling.stop) == (3, 0.7, 9, ("x",))
+    assert (settings.seed, settings.sampling.temperature, settings.sampling.max_tokens, settings.sampling.stop) == (3, 0.7, 9, ("x",))
     assert (settings.env.threads, settings.data.apply_chat_template, settings.data.system_prompt) == (2, False, "s")
     assert pickle.loads(pickle.dumps(settings)) == settings
 
