@@ -79,9 +79,9 @@ def without_sources(lines: Any) -> Any:
 def _in_suites(place: Any) -> Any:
     if not isinstance(place, str):
         return place
-    place = place.replace("agentrl/suites/harbor/agent.py", "agentrl/suites/harbor/agent.py")
+    place = place.replace("agentrl/env/adapters/harbor.py", "agentrl/suites/harbor/agent.py")
     place = place.replace("agentrl/env/rewards/answers.py", "agentrl/suites/rewards.py")
-    return place.replace("agentrl/suites/", "agentrl/suites/")
+    return place.replace("agentrl/env/adapters/", "agentrl/suites/")
 
 
 SOURCES = ("agentrl: not the defaults: ", "agentrl: known once the cluster is joined: ")
@@ -138,7 +138,6 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
 """Fields that are elsewhere now; every other one is where it was."""
 DROPPED: tuple[Dropped, ...] = (
     Dropped("resume on a cpu", "was refused; what a machine decided is decided again"),
-    Dropped("refused-drawn 010", "--debug prints a traceback, which names lines of the code"),
     Dropped("sample run", "was refused because of the setting resume, which training has too"),
 )
 """Cases that are recorded no more."""
