@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
+from agentrl.core.settings import refuse_set
 
 
 def _async_and_staleness_agree(config: TrainConfig) -> None:

@@ -31,9 +31,10 @@ from agentrl.learner.attention import KERNELS, Kernel
 from agentrl.learner.audit import Audit, begin_audit
 from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
 from agentrl.learner.bootstrap import apart, with_cuts
-from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
+from agentrl.learner.engine import Clock, TrainEngine, learning_rate
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout
 from agentrl.learner.models import balance_share, experts_per_token, vocabulary_of
+from agentrl.learner.parameters import on_device
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings

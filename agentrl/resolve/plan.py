@@ -28,6 +28,7 @@ from agentrl.core.paths import absolute_path
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.env.load import AgentSpec
 from agentrl.flow.settings import with_front_ends
+from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.resolve.directories import check_free, with_directory
 from agentrl.resolve.memory import gpu_bytes, savings, with_shares
@@ -157,6 +158,7 @@ def with_defaults(loaded: Loaded[TrainConfig]) -> Steps[TrainConfig]:
     steps = steps.fill("model", **defaults_of(steps.settings))
     if OPTIMIZERS[steps.settings.learner.optimizer].whole:
         steps = steps.fill("optimizer", zero_stage=0)
+    steps = steps.fill("settings", **facts_of_backend(steps.settings.learner.learner_backend).defaults)
     if steps.settings.weights.colocate:
         engine = steps.settings.engine
         steps = steps.fill("settings", num_learners=engine.num_engines * engine.gpus_per_engine)

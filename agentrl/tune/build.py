@@ -80,7 +80,7 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
 
 def deepspeed_settings(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration; transformers fills in what is ``auto`` from its own arguments."""
-    from agentrl.learner.engine import zero_config
+    from agentrl.learner.deepspeed.options import zero_config
 
     zero = zero_config(LearnerConfig(zero_stage=stage))
     if stage == 3:
@@ -129,7 +129,11 @@ def _optimizer(config: TuneConfig, model: Any) -> torch.optim.Optimizer:
     """Return an optimizer that is another one than the AdamW of transformers, or made in another way."""
     from agentrl.learner.optimizers import build_optimizer
 
-    return build_optimizer(model, config.optim)
+    if config.optim.zero_stage < 3:
+        return build_optimizer(model, config.optim)
+    from agentrl.learner.deepspeed.parameters import PARAMETERS
+
+    return build_optimizer(model, config.optim, PARAMETERS)
 
 
 def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
@@ -197,9 +201,9 @@ def _frozen_model(config: TuneConfig, args: TrainingArguments) -> Any:
     _fix_rope(model, config)
     if config.optim.zero_stage < 3:
         return model.to(args.device).requires_grad_(False).eval()
-    from agentrl.learner.engine import partition_frozen
+    from agentrl.learner.deepspeed.engine import partition_frozen
 
-    return partition_frozen(model, LearnerConfig(zero_stage=3), args.device, bf16=args.bf16)
+    return partition_frozen(model, LearnerConfig(zero_stage=3), bf16=args.bf16)
 
 
 def _fix_rope(model: Any, config: TuneConfig) -> None:

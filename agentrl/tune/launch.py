@@ -69,7 +69,7 @@ def joined(config: TuneConfig) -> Iterator[Ranks | None]:
     if not is_rank() and not config.optim.zero_stage:
         yield None
         return
-    from agentrl.learner.ranks import join
+    from agentrl.learner.deepspeed.ranks import join
 
     env = os.environ
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own store listens already

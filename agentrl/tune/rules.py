@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
-from agentrl.config.learner_rules import check_4bit, check_dora, check_optimizer
+from agentrl.config.learner_rules import check_4bit, check_optimizer
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
-from agentrl.config.sections import changed, refuse_set
+from agentrl.config.sections import changed
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
 from agentrl.core.process import cuda_device_count
-from agentrl.core.settings import flag, listed
+from agentrl.core.settings import flag, listed, refuse_set
+from agentrl.learner.deepspeed.plan import check_dora
 from agentrl.tune.launch import is_rank, world_size
 from agentrl.tune.methods import Method
 from agentrl.tune.settings import (

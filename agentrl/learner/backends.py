@@ -1,0 +1,80 @@
+"""Back-ends of the learner by name: what a setting, a rule, a memory plan and the learner know of each. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from agentrl.algo.plan import AlgoConfig
+    from agentrl.learner.engine import Backend
+    from agentrl.learner.plan import LearnerConfig, LoraConfig
+    from agentrl.learner.ranks import Ranks
+
+BackendName: TypeAlias = Literal["deepspeed", "torch"]
+"""Values of ``--learner-backend``, which are the keys of `BACKENDS`."""
+DEEPSPEED: BackendName = "deepspeed"
+
+BACKENDS: Mapping[str, str] = MappingProxyType({"deepspeed": "agentrl.learner.deepspeed", "torch": "agentrl.learner.plain"})
+"""Packages of the back-ends; `agentrl.learner.engine` says what is in one."""
+
+
+class Rules(Protocol):
+    """Rules between the settings of a back-end and others."""
+
+    def __call__(self, learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
+        """Raise a `ConfigError` for the first setting that has no effect, or excludes another."""
+
+
+class States(Protocol):
+    """Memory of one trained model on one rank."""
+
+    def __call__(self, size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -> tuple[float, float, float]:
+        """Return the bytes of parameters, gradients and optimizer.
+
+        Args:
+            size: Number of trained parameters.
+            learner: Settings of the learner.
+            width: Bytes of a number that the learner computes with: 2 in bfloat16, with float32 master weights, or 4.
+            outside: Those of the parameters that are outside of the layers: embeddings and output layer.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendFacts:
+    """Facts of a back-end, ``FACTS`` in its module ``plan``.
+
+    Attributes:
+        check: Rules of its settings.
+        states: Memory that it takes.
+        packages: Packages that it needs beside torch and transformers.
+        float32: It trains in float32 only.
+        defaults: Settings that it needs otherwise than their defaults; they are filled in unless given.
+    """
+
+    check: Rules
+    states: States
+    packages: tuple[str, ...] = ()
+    float32: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def facts_of_backend(name: str) -> BackendFacts:
+    """Return the facts of a back-end."""
+    facts: BackendFacts = import_module(f"{BACKENDS[name]}.plan").FACTS
+    return facts
+
+
+def join(name: str, rank: int, world_size: int, **named: Any) -> Ranks:
+    """Make this process a rank of a back-end; arguments as in `agentrl.learner.deepspeed.ranks.join`."""
+    ranks: Ranks = import_module(f"{BACKENDS[name]}.ranks").join(rank, world_size, **named)
+    return ranks
+
+
+def backend_of(name: str) -> Backend:
+    """Return a back-end, which is imported here; on a rank not before `join`."""
+    backend: Backend = import_module(f"{BACKENDS[name]}.backend").BACKEND
+    return backend
