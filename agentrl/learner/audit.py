@@ -20,8 +20,8 @@ from agentrl.core.model_shape import text_part
 from agentrl.core.operating_system import free_bytes
 from agentrl.core.types import derive_seed
 from agentrl.learner.attention import rows_are_separated, separate_rows
-from agentrl.learner.backends import backend_of
 from agentrl.learner.batch import Batch
+from agentrl.learner.engine import backend_of
 from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.models import PolicyModel, load_model
 from agentrl.learner.parameters import Parameters

@@ -8,11 +8,11 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from agentrl.learner.optimizer_table import OPTIMIZERS
+
 if TYPE_CHECKING:
     from agentrl.algo.plan import AlgoConfig
-    from agentrl.learner.engine import Backend
     from agentrl.learner.plan import LearnerConfig, LoraConfig
-    from agentrl.learner.ranks import Ranks
 
 BackendName: TypeAlias = Literal["deepspeed", "torch"]
 """Values of ``--learner-backend``, which are the keys of `BACKENDS`."""
@@ -51,6 +51,7 @@ class BackendFacts:
         check: Rules of its settings.
         states: Memory that it takes.
         packages: Packages that it needs beside torch and transformers.
+        divides: It trains on several ranks, and may divide models among them.
         float32: It trains in float32 only.
         defaults: Settings that it needs otherwise than their defaults; they are filled in unless given.
     """
@@ -58,6 +59,7 @@ class BackendFacts:
     check: Rules
     states: States
     packages: tuple[str, ...] = ()
+    divides: bool = True
     float32: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,13 +70,7 @@ def facts_of_backend(name: str) -> BackendFacts:
     return facts
 
 
-def join(name: str, rank: int, world_size: int, **named: Any) -> Ranks:
-    """Make this process a rank of a back-end; arguments as in `agentrl.learner.deepspeed.ranks.join`."""
-    ranks: Ranks = import_module(f"{BACKENDS[name]}.ranks").join(rank, world_size, **named)
-    return ranks
-
-
-def backend_of(name: str) -> Backend:
-    """Return a back-end, which is imported here; on a rank not before `join`."""
-    backend: Backend = import_module(f"{BACKENDS[name]}.backend").BACKEND
-    return backend
+def whole_states(size: int, learner: LearnerConfig, *, outside: int) -> tuple[float, float, float]:
+    """Return the bytes of `States` for a rank that trains in float32 and divides nothing."""
+    facts = OPTIMIZERS[learner.optimizer]
+    return size * 4, size * 4, (size - outside) * facts.state_bytes + outside * facts.outside_bytes

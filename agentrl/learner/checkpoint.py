@@ -23,8 +23,8 @@ from torch import nn
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError
 from agentrl.core.types import derive_seed
-from agentrl.learner.backends import DEEPSPEED, backend_of
-from agentrl.learner.engine import TrainEngine
+from agentrl.learner.backends import DEEPSPEED
+from agentrl.learner.engine import TrainEngine, backend_of
 from agentrl.learner.lora import base_of, check_base
 from agentrl.learner.parameters import Parameters, copied
 from agentrl.learner.saved import BACKEND_KEY, NUM_LEARNERS, read_tensors

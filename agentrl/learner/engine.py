@@ -11,8 +11,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,13 @@ from torch import Tensor, nn
 from agentrl.core.errors import NonFiniteError
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.attention import Kernel
+from agentrl.learner.backends import BACKENDS
 from agentrl.learner.parameters import WHOLE, Parameters
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.saved import Layout, SavedState
+from agentrl.learner.sequence import SequenceGroup
 from agentrl.learner.settings import LearnerSettings
-
-if TYPE_CHECKING:
-    from agentrl.learner.sequence import SequenceGroup
 
 
 class TrainEngine(ABC):
@@ -155,6 +155,18 @@ class Backend(ABC):
     def exchange_heads(self, kernel: Kernel, group: SequenceGroup, config: Any) -> str:
         """Register the kernel inside an exchange of tokens and heads between ranks with transformers, and return its name there."""
         raise NotImplementedError(f"{type(self).__name__} refuses --sequence-parallel in its plan")
+
+
+def join(name: str, rank: int, world_size: int, **named: Any) -> Ranks:
+    """Make this process a rank of a back-end; arguments as in `agentrl.learner.deepspeed.ranks.join`."""
+    ranks: Ranks = import_module(f"{BACKENDS[name]}.ranks").join(rank, world_size, **named)
+    return ranks
+
+
+def backend_of(name: str) -> Backend:
+    """Return a back-end, which is imported here; on a rank not before `join`."""
+    backend: Backend = import_module(f"{BACKENDS[name]}.backend").BACKEND
+    return backend
 
 
 def learning_rate(

@@ -20,7 +20,8 @@ from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.language_models import copy_processor
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
-from agentrl.learner.backends import DEEPSPEED, backend_of
+from agentrl.learner.backends import DEEPSPEED
+from agentrl.learner.engine import backend_of
 from agentrl.learner.lora import (
     adapter_parameters,
     add_adapter,

@@ -53,7 +53,7 @@ class LearnerRank:
 
         `place` is the number of this rank among those of its machine, and how many those are; by default all are on one machine.
         """
-        from agentrl.learner.backends import join
+        from agentrl.learner.engine import join
 
         ranks = join(
             self.settings.learner.learner_backend,

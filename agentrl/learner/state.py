@@ -18,10 +18,9 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
 from agentrl.learner.alarm import Comparison, MismatchAlarm
 from agentrl.learner.annotations import recorded_trajectories
-from agentrl.learner.backends import backend_of
 from agentrl.learner.batch import collate
 from agentrl.learner.dropout import check_repeatable
-from agentrl.learner.engine import Backend, TrainEngine
+from agentrl.learner.engine import Backend, TrainEngine, backend_of
 from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
 from agentrl.learner.kernels import fit_kernel, fit_teacher
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout

@@ -80,6 +80,7 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Added("dry_run/differs", "it is empty"),
     Added("config/sources/*", "config.json names the source of each setting"),
     Added("*/engine/quantizes", "a property of the settings of engines"),
+    Added("*/learner/learner_backend", "the learner has several back-ends"),
     Added("*/rollout/num_front_ends", "a property of the settings of rollouts"),
     Moved("dry_run/errors", "dry_run/errors", without_sources),
     Moved("config/engine/engine", "config/engine/engine", _decided),

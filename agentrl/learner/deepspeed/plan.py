@@ -6,7 +6,7 @@ from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.plan import AlgoConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import refuse_set
-from agentrl.learner.backends import BackendFacts
+from agentrl.learner.backends import BackendFacts, whole_states
 from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.learner.plan import LearnerConfig, LoraConfig
 
@@ -166,12 +166,6 @@ def states(size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -
         return whole_states(size, learner, outside=outside)
     gradients = (size if stage == 1 else sharded) * 4
     return parameters, gradients, sharded * (4 + OPTIMIZERS[learner.optimizer].state_bytes)
-
-
-def whole_states(size: int, learner: LearnerConfig, *, outside: int) -> tuple[float, float, float]:
-    """As `states` of a rank that trains in float32 and divides nothing."""
-    facts = OPTIMIZERS[learner.optimizer]
-    return size * 4, size * 4, (size - outside) * facts.state_bytes + outside * facts.outside_bytes
 
 
 FACTS = BackendFacts(check=check, states=states, packages=("deepspeed",))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from agentrl.algo.plan import AlgoConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import flag
-from agentrl.learner.backends import BackendFacts
-from agentrl.learner.deepspeed.plan import whole_states
+from agentrl.learner.backends import BackendFacts, whole_states
 from agentrl.learner.plan import LearnerConfig, LoraConfig
 
 NEEDED = {
@@ -46,4 +45,4 @@ def states(size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -
     return whole_states(size, learner, outside=outside)
 
 
-FACTS = BackendFacts(check=check, states=states, float32=True, defaults={"zero_stage": 0})
+FACTS = BackendFacts(check=check, states=states, divides=False, float32=True, defaults={"zero_stage": 0})
