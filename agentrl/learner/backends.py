@@ -12,7 +12,6 @@ from agentrl.learner.optimizer_table import OPTIMIZERS
 
 if TYPE_CHECKING:
     from agentrl.algo.plan import AlgoConfig
-    from agentrl.learner.plan import LearnerConfig, LoraConfig
 
 BackendName: TypeAlias = Literal["deepspeed", "torch"]
 """Values of ``--learner-backend``, which are the keys of `BACKENDS`."""
@@ -23,21 +22,21 @@ BACKENDS: Mapping[str, str] = MappingProxyType({"deepspeed": "agentrl.learner.de
 
 
 class Rules(Protocol):
-    """Rules between the settings of a back-end and others."""
+    """Rules between the settings of a back-end and others; `LearnerConfig` reads facts here, so its type has no name here."""
 
-    def __call__(self, learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
+    def __call__(self, learner: Any, algo: AlgoConfig, lora: Any) -> None:
         """Raise a `ConfigError` for the first setting that has no effect, or excludes another."""
 
 
 class States(Protocol):
     """Memory of one trained model on one rank."""
 
-    def __call__(self, size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -> tuple[float, float, float]:
+    def __call__(self, size: int, learner: Any, *, width: int, outside: int = 0) -> tuple[float, float, float]:
         """Return the bytes of parameters, gradients and optimizer.
 
         Args:
             size: Number of trained parameters.
-            learner: Settings of the learner.
+            learner: Settings of the learner, a `LearnerConfig`.
             width: Bytes of a number that the learner computes with: 2 in bfloat16, with float32 master weights, or 4.
             outside: Those of the parameters that are outside of the layers: embeddings and output layer.
         """
@@ -64,13 +63,18 @@ class BackendFacts:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+def packages_of_backends() -> tuple[str, ...]:
+    """Return the packages that back-ends need beside torch and transformers."""
+    return tuple(dict.fromkeys(package for name in BACKENDS for package in facts_of_backend(name).packages))
+
+
 def facts_of_backend(name: str) -> BackendFacts:
     """Return the facts of a back-end."""
     facts: BackendFacts = import_module(f"{BACKENDS[name]}.plan").FACTS
     return facts
 
 
-def whole_states(size: int, learner: LearnerConfig, *, outside: int) -> tuple[float, float, float]:
+def whole_states(size: int, optimizer: str, *, outside: int) -> tuple[float, float, float]:
     """Return the bytes of `States` for a rank that trains in float32 and divides nothing."""
-    facts = OPTIMIZERS[learner.optimizer]
+    facts = OPTIMIZERS[optimizer]
     return size * 4, size * 4, (size - outside) * facts.state_bytes + outside * facts.outside_bytes

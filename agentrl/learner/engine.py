@@ -82,7 +82,7 @@ class TrainEngine(ABC):
         """Clip the gradient to ``max_grad_norm``, update, and drop it; return its norm, or `None` if it was not finite and only dropped."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """This rank's master weights, and the optimizer's state of them."""
+        """Master weights of this rank, and the optimizer's state of them."""
         yield from (part for group in self.optimizer.param_groups for part in group["params"])
         states = (part for state in self.optimizer.state.values() for part in state.values())
         yield from (part for part in states if isinstance(part, Tensor) and part.numel() > 1)

@@ -17,7 +17,7 @@ class LearnerConfig:
     """DeepSpeed, or PyTorch alone."""
 
     learner_backend: Annotated[BackendName, ResumeMayChange] = DEEPSPEED
-    """What trains: ``deepspeed``; ``torch``: PyTorch alone, on one rank in float32, which starts without DeepSpeed."""
+    """Library that trains: ``deepspeed``; ``torch``: PyTorch alone, on one rank in float32, which starts without DeepSpeed."""
     num_learners: Annotated[Count, ResumeMayChange, Alias("--actor-num-gpus-per-node")] = 1
     """Data-parallel learner ranks."""
     zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 2

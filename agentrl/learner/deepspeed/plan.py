@@ -163,7 +163,7 @@ def states(size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -
     sharded = size * learner.learner_tensor_parallel / ranks
     parameters = (sharded if stage == 3 else size) * width
     if stage == 0:
-        return whole_states(size, learner, outside=outside)
+        return whole_states(size, learner.optimizer, outside=outside)
     gradients = (size if stage == 1 else sharded) * 4
     return parameters, gradients, sharded * (4 + OPTIMIZERS[learner.optimizer].state_bytes)
 

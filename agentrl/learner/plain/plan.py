@@ -42,7 +42,7 @@ def check(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
 def states(size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -> tuple[float, float, float]:
     """Return the bytes of parameters, gradients and optimizer of one trained model; see `agentrl.learner.backends.States`."""
     del width
-    return whole_states(size, learner, outside=outside)
+    return whole_states(size, learner.optimizer, outside=outside)
 
 
 FACTS = BackendFacts(check=check, states=states, divides=False, float32=True, defaults={"zero_stage": 0})
