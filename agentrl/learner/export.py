@@ -57,10 +57,24 @@ def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokeni
     """
 
     def write(state: dict[str, Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict={**state, **_buffers(model)})
+        with _unwrapped():
+            model.save_pretrained(folder, state_dict={**state, **_buffers(model)})
         copy_processor(model, folder)
 
     _save(parameters, write, tokenizer, path, ranks)
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Within the block, accelerate takes a model as it is; to see that it is not wrapped, it would import an installed DeepSpeed."""
+    from accelerate.utils import other
+
+    is_available = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = is_available
 
 
 def save_adapter(model: Any, parameters: Iterable[tuple[str, Tensor]], tokenizer: Any, path: str | Path, ranks: Ranks) -> None:

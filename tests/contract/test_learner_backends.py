@@ -261,16 +261,23 @@ def test_torch_trains_in_float32_without_zero() -> None:
 
 ALONE = """
 import sys
+from pathlib import Path
+from agentrl.learner.export import export_checkpoint
 from tests.contract.test_learner_backends import started, train
-rank = started("torch", lora={"lora_rank": 2})
-train(rank, 0, 1)
-rank.close()
+folder = Path(sys.argv[1])
+for number, lora in enumerate(({}, {"lora_rank": 2})):
+    rank = started("torch", lora=lora)
+    train(rank, 0, 1)
+    rank.save_checkpoint(str(folder), 1)
+    rank.save_model(str(folder / "model"))
+    rank.close()
+    export_checkpoint(folder, rank.settings, folder / f"exported-{number}", merge=bool(lora))
 print([name for name in sys.modules if name.split(".")[0] == "deepspeed"], "agentrl.learner.deepspeed.engine" in sys.modules)
 """
 
 
-def test_torch_alone_imports_no_deepspeed() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=110, check=False)
+def test_torch_alone_imports_no_deepspeed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, timeout=110, check=False)
     assert done.stdout == "[] False\n", done.stderr
 
 
