@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from tests.golden.storage import Fields
+from tests.golden.values import without_lines
 
 MOST = 20
 """Differences of a case that are listed."""
@@ -70,6 +71,16 @@ def without_sources(lines: Any) -> Any:
     return [line for line in lines if not line.startswith(SOURCES)] if isinstance(lines, list) else lines
 
 
+def _errors(lines: Any) -> Any:
+    lines = without_sources(lines)
+    return [without_lines(line) for line in lines] if isinstance(lines, list) else lines
+
+
+def _with_backend(config: Any) -> Any:
+    # A checkpoint holds the whole text of config.json.
+    return config.replace('"learner": {\n', '"learner": {\n    "learner_backend": "deepspeed",\n') if isinstance(config, str) else config
+
+
 SOURCES = ("agentrl: not the defaults: ", "agentrl: known once the cluster is joined: ")
 RESOLVED = ("engine", "learner", "rollout", "weights")
 MOVES: tuple[Moved | Removed | Added, ...] = (
@@ -82,7 +93,9 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Added("*/engine/quantizes", "a property of the settings of engines"),
     Added("*/learner/learner_backend", "the learner has several back-ends"),
     Added("*/rollout/num_front_ends", "a property of the settings of rollouts"),
-    Moved("dry_run/errors", "dry_run/errors", without_sources),
+    Moved("dry_run/errors", "dry_run/errors", _errors),
+    Moved("errors", "errors", _errors),
+    Moved("received/checkpoints/*/config", "received/checkpoints/*/config", _with_backend),
     Moved("config/engine/engine", "config/engine/engine", _decided),
     Moved("received/*/settings/engine/engine", "received/*/settings/engine/engine", _decided),
 )
