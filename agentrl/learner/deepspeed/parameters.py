@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import deepspeed
@@ -19,10 +19,8 @@ class ZeroParameters(Parameters):
     @contextmanager
     def gathered(self, parameter: nn.Parameter, *, modify: bool = False) -> Iterator[Tensor]:
         """The whole parameter within the block; see `Parameters.gathered`."""
-        if hasattr(parameter, "ds_id"):
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modify else None):
-                yield parameter.data
-        else:
+        parts = hasattr(parameter, "ds_id")
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modify else None) if parts else nullcontext():
             yield parameter.data if modify else undivided(parameter, parameter.data)
 
     def shape(self, parameter: nn.Parameter) -> torch.Size:
