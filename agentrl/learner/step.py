@@ -76,8 +76,7 @@ class TrainingStep:
         self.step, self.models, self.algorithm, self.settings, self.ranks = step, models, algorithm, settings, ranks
         self.algo, self.kl_coefficient, self.entropy_coefficient = settings.algo, kl_coefficient, entropy_coefficient
         self.loss_seed = derive_seed(settings.seed, "loss", step)
-        self.episode_length = self.batch.episode_length().to(torch.float32)
-        self.same_version = self.batch.versions == step
+        self.episode_length, self.same_version = self.batch.episode_length().to(torch.float32), self.batch.versions == step
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
         # A teacher that is served has scored the batch before.
