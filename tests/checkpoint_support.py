@@ -38,7 +38,8 @@ def save(learner: Any, folder: Path, step: int) -> None:
 
 def optimizer_state(learner: Any, folder: Path) -> dict[str, Tensor]:
     """Everything that the optimizers of a checkpoint hold, by name; `learner` gives the names."""
-    from agentrl.learner.saved import MOMENTS, read_tensors, saved_engine
+    from agentrl.learner.deepspeed.saved import saved_engine
+    from agentrl.learner.saved import MOMENTS, read_tensors
 
     layout, found = read_tensors(folder / "rank-0.pt")["layout"], {}
     models = learner._started.models
@@ -53,12 +54,12 @@ def optimizer_state(learner: Any, folder: Path) -> dict[str, Tensor]:
 
 def weights(learner: Any) -> dict[str, Tensor]:
     """Weights of every model; every rank calls, the first has all of them."""
-    from agentrl.learner.engine import whole_parameters
+    from agentrl.learner.deepspeed.parameters import PARAMETERS
 
     state = learner._started
     models = {"policy": state.models.policy.module, "critic": state.models.critic.module}
     models["reference"] = getattr(state.models.reference, "module", state.models.reference)
-    found = {f"{kind} {name}": tensor.clone() for kind, module in models.items() for name, tensor in whole_parameters(module)}
+    found = {f"{kind} {name}": tensor.clone() for kind, module in models.items() for name, tensor in PARAMETERS.named(module)}
     found |= {f"average {name}": tensor.clone() for name, tensor in state.average.weights()}
     return found
 

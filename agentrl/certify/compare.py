@@ -37,7 +37,6 @@ GRADIENT = 1e-3
 SMALL = 1e-3
 """Share of the whole gradient below which the length of a parameter's gradient says nothing."""
 RANK = 4
-DS_CONFIG = {"zero_optimization": {"stage": 0}}
 CPU = torch.device("cpu")
 FAULTS = (*MODEL_FAULTS, KeyError, ImportError)
 """Errors with which a model, its adapter or an engine says that it cannot do something."""
@@ -140,7 +139,7 @@ class Learned:
         self.settings = LearnerSettings(
             model=twin, learner=config, algo=AlgoConfig(), lora=lora or LoraConfig(), num_steps=1, max_new_tokens=16, device="cpu"
         )
-        model = load_model(self.settings, DS_CONFIG, trained=True)
+        model = load_model(self.settings, trained=True)
         self.policy = PolicyModel(model).train()
         check_output(self.policy, self.policy, CPU)
         self.kernel, self.shares = fit_kernel(self.settings, self._engine(), [self.policy], share=True)

@@ -19,10 +19,10 @@ from agentrl.algo.plan import AlgoConfig, has_ratios, options_of
 from agentrl.algo.teacher_specs import SELF, served_teachers
 from agentrl.config.engine_rules import may_have_gpus
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
 from agentrl.core.settings import flag as flag_of
+from agentrl.core.settings import refuse_set
 from agentrl.flow.plan import FlowConfig
 from agentrl.rollout.plan import PenaltyConfig
 from agentrl.rollout.template_files import check_hint_template

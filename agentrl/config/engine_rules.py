@@ -8,10 +8,11 @@ from typing import Any
 from agentrl.cluster.plan import FEWER_GPUS
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed, refuse_set
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, suggest
 from agentrl.core.process import num_gpus
+from agentrl.core.settings import refuse_set
 from agentrl.engine.engine_args import check_engine_args
 from agentrl.engine.facts import AUTO, ENGINES, EngineFacts
 from agentrl.learner.plan import LearnerConfig

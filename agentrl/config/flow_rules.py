@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
+from agentrl.core.settings import refuse_set
 from agentrl.flow.plan import FlowConfig
 
 

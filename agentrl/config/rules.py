@@ -16,7 +16,6 @@ from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.flow_rules import check_flow
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import refuse_set
 from agentrl.core import sandboxes
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
@@ -24,6 +23,7 @@ from agentrl.core.operating_system import require_linux
 from agentrl.core.paths import absolute_names
 from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
+from agentrl.core.settings import refuse_set
 from agentrl.engine.reward_model_facts import reward_model_facts
 from agentrl.env.plan import ANSWER
 from agentrl.rollout.partner_specs import partner_specs

@@ -11,14 +11,13 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, ResumeMayChange, flag
+from agentrl.core.settings import Alias, ResumeMayChange, default_of
 
 Sections = TypeVar("Sections")
 
@@ -88,7 +87,7 @@ def _settings_of(command: Any) -> Mapping[str, Setting]:
             if item.name in found:
                 raise TypeError(f"{command.__name__} has the setting {item.name} twice: in {found[item.name].section} and {section}")
             found[item.name] = Setting(
-                name=item.name, section=section, kind=kind, hint=hints[item.name], default=_default(item), doc=docs.get(item.name, "")
+                name=item.name, section=section, kind=kind, hint=hints[item.name], default=default_of(item), doc=docs.get(item.name, "")
             )
     return MappingProxyType(found)
 
@@ -97,10 +96,6 @@ def sections_of(command: type[Any]) -> Mapping[str, type[Any]]:
     """Return the sections of a command: name -> class."""
     hints = get_type_hints(command)
     return MappingProxyType({item.name: hints[item.name] for item in fields(command) if is_dataclass(hints[item.name])})
-
-
-def _default(item: Field[Any]) -> Any:
-    return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
 def section_docs(kind: type[Any]) -> Mapping[str, str]:
@@ -168,15 +163,3 @@ def changed(config: Sections, **values: Any) -> Sections:
     for name, value in values.items():
         sections[homes[name]] = replace(sections[homes[name]], **{name: value})
     return replace(config, **sections)  # type: ignore[type-var]
-
-
-def refuse_set(section: Any, names: tuple[str, ...], problem: str, remedy: str) -> None:
-    """Refuse settings of a section that differ from their defaults; without names, all of them.
-
-    Raises:
-        ConfigError: For the first one.
-    """
-    for item in fields(section):
-        value = getattr(section, item.name)
-        if (not names or item.name in names) and value != _default(item):
-            raise ConfigError(flag(item.name), value, problem, remedy)

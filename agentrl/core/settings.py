@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import MISSING, Field, fields, replace
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from annotated_types import Ge, Gt, Le
 
+from agentrl.core.errors import ConfigError
 from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 Section = TypeVar("Section")
@@ -61,3 +62,20 @@ def files_renamed(section: Section, rename: Callable[[str], str]) -> Section:
 def listed(value: str) -> tuple[str, ...]:
     """Return the names between commas."""
     return tuple(filter(None, map(str.strip, value.split(","))))
+
+
+def default_of(item: Field[Any]) -> Any:
+    """Return the default of a field of a section."""
+    return item.default_factory() if item.default_factory is not MISSING else item.default
+
+
+def refuse_set(section: Any, names: tuple[str, ...], problem: str, remedy: str) -> None:
+    """Refuse settings of a section that differ from their defaults; without names, all of them.
+
+    Raises:
+        ConfigError: For the first one.
+    """
+    for item in fields(section):
+        value = getattr(section, item.name)
+        if (not names or item.name in names) and value != default_of(item):
+            raise ConfigError(flag(item.name), value, problem, remedy)

@@ -1,1 +1,1 @@
-"""DeepSpeed training: groups to a batch, the training step, weights out."""
+"""Training: groups to a batch, the training step, weights out."""

@@ -21,10 +21,10 @@ from agentrl.core.operating_system import free_bytes
 from agentrl.core.types import derive_seed
 from agentrl.learner.attention import rows_are_separated, separate_rows
 from agentrl.learner.batch import Batch
-from agentrl.learner.engine import whole_parameters
+from agentrl.learner.engine import backend_of
 from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.models import PolicyModel, load_model
-from agentrl.learner.optimizers import full_shape
+from agentrl.learner.parameters import Parameters
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles
@@ -81,13 +81,14 @@ def begin_audit(
     audit = Audit(row=-1, row_of=host.row.to(ranks.device), expected=advantages.new_zeros(0))
     if settings.learner.learner_tensor_parallel > 1 or policy.sequence is not None or settings.learner.load_in_4bit:
         return _off(audit, CANNOT, ranks)
+    parameters = backend_of(settings.learner.learner_backend).parameters
     places = [(micro, row) for micro in micros for row in torch.unique(host.row[micro.actions]).tolist()] if ranks.first else []
     if not places:
-        _give_weights(policy.model, None)
+        _give_weights(policy.model, None, parameters)
         return audit
     micro, row = places[np.random.default_rng(derive_seed(settings.seed, "audit", step)).integers(len(places))]
-    copy = _load(policy, settings, ranks.device) if _fits(policy, host, row, ranks.device) else None
-    _give_weights(policy.model, copy)
+    copy = _load(policy, settings, ranks.device) if _fits(policy, host, row, ranks.device, parameters) else None
+    _give_weights(policy.model, copy, parameters)
     if copy is None:
         return _off(audit, NO_MEMORY, ranks)
     audit.row = row
@@ -144,9 +145,9 @@ def _angle(first: Tensor, second: Tensor) -> float | None:
     return math.degrees(2.0 * math.atan2(float((first - second).norm()), float((first + second).norm())))
 
 
-def _fits(policy: PolicyModel, host: Batch, row: int, device: torch.device) -> bool:
+def _fits(policy: PolicyModel, host: Batch, row: int, device: torch.device, parameters: Parameters) -> bool:
     """Return True if the copy in float32, two gradients and the attention of the row alone fit into the free memory."""
-    elements = sum(math.prod(full_shape(parameter)) for parameter in policy.model.parameters())
+    elements = sum(math.prod(parameters.shape(parameter)) for parameter in policy.model.parameters())
     heads = int(text_part(policy.model.config).get("num_attention_heads") or 1)
     pairs = heads * int(host.input_lengths()[row]) ** 2
     needed = 4.0 * (1.5 * elements + 4.0 * min(elements, GRADIENT_ELEMENTS) + 4.0 * pairs)
@@ -162,9 +163,9 @@ def _free_bytes(device: torch.device) -> float:
 
 def _load(policy: PolicyModel, settings: LearnerSettings, device: torch.device) -> PolicyModel:
     """Load the policy's model anew, to be laid out and computed as in the step; its weights are those of its files."""
-    plain = replace(settings.learner, zero_stage=0, tiled_mlp=False, compile_layers=False, activation_offload=False)
+    plain = replace(settings.learner, tiled_mlp=False, compile_layers=False, activation_offload=False)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        model = load_model(replace(settings, learner=plain), {"zero_optimization": {"stage": 0}}, trained=True)
+        model = load_model(replace(settings, learner=plain), trained=True)
     model.set_attn_implementation(policy.model.config._attn_implementation)
     if rows_are_separated(policy.model):
         separate_rows(model)
@@ -175,9 +176,9 @@ def _load(policy: PolicyModel, settings: LearnerSettings, device: torch.device) 
 
 
 @torch.no_grad()
-def _give_weights(source: nn.Module, copy: PolicyModel | None) -> None:
-    """Give the copy the weights of `source`; under ZeRO-3 every rank has to take part, with a copy or without."""
+def _give_weights(source: nn.Module, copy: PolicyModel | None, parameters: Parameters) -> None:
+    """Give the copy the weights of `source`; where ranks hold parts, every one has to take part, with a copy or without."""
     own: dict[str, Any] = {} if copy is None else dict(copy.model.named_parameters())
-    for name, tensor in whole_parameters(source):
+    for name, tensor in parameters.named(source):
         if own:
             own[name].copy_(tensor)

@@ -1,6 +1,6 @@
 """A learner rank's state on disk: everything that decides its next steps.
 
-DeepSpeed writes each engine's weights and optimizer under ``policy/`` and ``critic/``, in parts under ZeRO. Beside them
+The back-end writes each engine's weights and optimizer under ``policy/`` and ``critic/``, in parts under ZeRO. Beside them
 are ``reference.pt`` (once the reference may have been reset) and one ``rank-N.pt`` per rank with what is small. All of
 these are torch files; they are read with ``weights_only``, so that reading them runs no code, DeepSpeed's included. With as
 many ranks and the ZeRO stage of the save, each rank reads its own part; otherwise it looks up what it needs in those of all.
@@ -23,12 +23,15 @@ from torch import nn
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError
 from agentrl.core.types import derive_seed
-from agentrl.learner.engine import TrainEngine, copied, gathered_parameter, whole_parameters
+from agentrl.learner.backends import DEEPSPEED
+from agentrl.learner.engine import TrainEngine, backend_of
 from agentrl.learner.lora import base_of, check_base
-from agentrl.learner.saved import DIVIDED, NUM_LEARNERS, TAG, ZERO_STAGE, only_data, read_tensors, restore, saved_engine
+from agentrl.learner.parameters import Parameters, copied
+from agentrl.learner.saved import BACKEND_KEY, NUM_LEARNERS, read_tensors
 from agentrl.learner.state import LearnerState
 
 WRITTEN = "written to"
+PARTS = "--learner-tensor-parallel"
 
 
 def generator_states() -> dict[str, Any]:
@@ -60,10 +63,9 @@ def save_checkpoint(state: LearnerState, path: Path, step: int) -> list[Path]:
     with _as_checkpoint_error(WRITTEN, path):
         written = [path / f"rank-{state.ranks.rank}.pt"]
         for name, engine in _engines(state):
-            with _trained_state(engine.module), _noting_files(engine.engine.checkpoint_engine, written):
-                engine.engine.save_checkpoint(str(path / name), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
+            written += engine.save(path / name)
         if _reference_changes(state):
-            _save_reference(state.models.reference, path / "reference.pt", first=state.ranks.first)
+            _save_reference(state.models.reference, path / "reference.pt", state.backend.parameters, first=state.ranks.first)
             written += [path / "reference.pt"] if state.ranks.first else []
         torch.save(_rank_state(state, step), written[0])
     state.ranks.barrier()
@@ -73,7 +75,7 @@ def save_checkpoint(state: LearnerState, path: Path, step: int) -> list[Path]:
 def load_checkpoint(state: LearnerState, path: Path) -> int:
     """Restore what `save_checkpoint` wrote, into models that have not been trained, and return the steps done; collective.
 
-    The number of ranks and the ZeRO stage may be others than those of the save.
+    The back-end, the number of ranks and the ZeRO stage may be others than those of the save.
 
     Raises:
         CheckpointError: If it cannot be read, or is of another model.
@@ -85,17 +87,18 @@ def load_checkpoint(state: LearnerState, path: Path) -> int:
         ranks += [read_tensors(path / f"rank-{rank}.pt") for rank in range(1, layout[NUM_LEARNERS])]
         for name, engine in _engines(state):
             if layout == _layout(state):
-                _load_engine(engine, path / name)
+                engine.load(path / name)
             elif state.ranks.tensor_parallel > 1:
-                raise CheckpointError(f"layers are whole in {path}, or in other parts; leave out {DIVIDED}, or resume as the run began")
+                raise CheckpointError(f"layers are whole in {path}, or in other parts; leave out {PARTS}, or resume as the run began")
             elif (optimizer := state.settings.learner.optimizer) != "adamw":
                 saved = ", ".join(f"{name} {value}" for name, value in layout.items())
                 raise CheckpointError(f"the state of --optimizer {optimizer} is of {saved}; resume with the same")
             else:
-                restore(engine, saved_engine(path / name, layout, engine.module, state.settings.learner))
+                wrote = backend_of(layout.get(BACKEND_KEY, DEEPSPEED))
+                engine.restore(wrote.saved(path / name, layout, engine.module, state.settings.learner))
             engine.skipped_in_a_row = ranks[0]["skipped"][name]
         if _reference_changes(state):
-            _load_reference(state.models.reference, path / "reference.pt")
+            _load_reference(state.models.reference, path / "reference.pt", state.backend.parameters)
         state.kl = replace(state.kl, coefficient=ranks[0]["kl_coefficient"])
         state.entropy = replace(state.entropy, **ranks[0].get("entropy", {}))
         if state.average is not None:
@@ -114,10 +117,9 @@ def _reference_changes(state: LearnerState) -> bool:
     return state.models.reference is not None and state.settings.algo.ref_reset_every > 0
 
 
-def _layout(state: LearnerState) -> dict[str, int]:
+def _layout(state: LearnerState) -> dict[str, Any]:
     """Return the facts that the files of a checkpoint depend on."""
-    layout = {NUM_LEARNERS: state.ranks.world_size, ZERO_STAGE: state.settings.learner.zero_stage}
-    return layout | ({DIVIDED: state.ranks.tensor_parallel} if state.ranks.tensor_parallel > 1 else {})
+    return state.backend.layout(state.settings.learner, state.ranks)
 
 
 def _rank_state(state: LearnerState, step: int) -> dict[str, Any]:
@@ -145,79 +147,25 @@ def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]])
     restore_generators(ranks[rank]["generators"])
 
 
-def _save_reference(reference: Any, path: Path, *, first: bool) -> None:
+def _save_reference(reference: Any, path: Path, parameters: Parameters, *, first: bool) -> None:
     """Whole weights, gathered by all ranks and written by the first."""
-    weights = copied(whole_parameters(_bare(reference)), keep=first)
+    weights = copied(parameters.named(_bare(reference)), keep=first)
     if first:
         torch.save(weights, path)
 
 
 @torch.no_grad()
-def _load_reference(reference: Any, path: Path) -> None:
+def _load_reference(reference: Any, path: Path, parameters: Parameters) -> None:
     weights = torch.load(path, weights_only=True, mmap=True)
-    parameters: dict[str, nn.Parameter] = dict(_bare(reference).named_parameters())
-    for name, parameter in parameters.items():
-        with gathered_parameter(parameter, modify=True) as tensor:
+    own: dict[str, nn.Parameter] = dict(_bare(reference).named_parameters())
+    for name, parameter in own.items():
+        with parameters.gathered(parameter, modify=True) as tensor:
             tensor.copy_(weights[name])
 
 
 def _bare(reference: Any) -> Any:
-    """The module whose names do not depend on the ZeRO stage: under stage 3 DeepSpeed's engine is around it."""
+    """The module itself, which a back-end may have wrapped, so that names do not depend on it."""
     return getattr(reference, "module", reference)
-
-
-def _load_engine(engine: TrainEngine, path: Path) -> None:
-    with only_data():
-        found, _ = engine.engine.load_checkpoint(str(path), tag=TAG, custom_load_fn=_take_trained)
-    if found is None:
-        raise CheckpointError(f"DeepSpeed finds no checkpoint in {path}")
-
-
-@contextmanager
-def _trained_state(module: nn.Module) -> Iterator[None]:
-    """Within the block, the module's state holds no frozen parameter; DeepSpeed alone would leave the second name of a tied one in."""
-    frozen = _frozen_names(module)
-
-    def drop(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
-        for name in list(state):
-            own = name.removeprefix(prefix)
-            if own in frozen or own.partition(".weight.")[0] + ".weight" in frozen:  # the latter are scales of weights in 4 bits
-                del state[name]
-
-    hooked: Any = module  # torch has no types for this method
-    handle = hooked.register_state_dict_post_hook(drop)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _noting_files(writer: Any, written: list[Path]) -> Iterator[None]:
-    """Within the block, the paths that DeepSpeed's writer of files is given are added to `written`."""
-    save = writer.save
-
-    def noting(state_dict: Any, path: str) -> Any:
-        written.append(Path(path))
-        return save(state_dict, path)
-
-    writer.save = noting
-    try:
-        yield
-    finally:
-        del writer.save
-
-
-def _frozen_names(module: nn.Module) -> set[str]:
-    return {name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
-
-
-def _take_trained(src: Mapping[str, Any], dst: nn.Module) -> None:
-    """Load what was saved of a module: everything but its frozen parameters."""
-    result = dst.load_state_dict(src, strict=False)
-    missing, unknown = set(result.missing_keys) - _frozen_names(dst), result.unexpected_keys
-    if missing or unknown:
-        raise CheckpointError(f"the checkpoint is of another model: it lacks {sorted(missing)[:3]} and has {sorted(unknown)[:3]} beside it")
 
 
 @contextmanager

@@ -1,110 +1,63 @@
-"""A module with its optimizer under DeepSpeed: exact gradients of a global loss, one update at a time."""
+"""Interface of a learner back-end: what trains a module and holds its parameters.
+
+A back-end is a folder with three modules: ``plan`` (`FACTS`, its facts and rules, without torch), ``ranks`` (`join`, which makes a process
+one of its ranks) and ``backend`` (`BACKEND`, an instance of `Backend`). `agentrl.learner.backends` has its name.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
-import deepspeed
 import torch
-import torch.distributed as dist
-from deepspeed.runtime.zero import parameter_offload
 from torch import Tensor, nn
 
 from agentrl.core.errors import NonFiniteError
 from agentrl.core.metrics import MetricSums
-from agentrl.learner.gradients import ALONE, lighten
-from agentrl.learner.optimizers import build_optimizer, full_shape
+from agentrl.learner.attention import Kernel
+from agentrl.learner.backends import BACKENDS
+from agentrl.learner.parameters import WHOLE, Parameters
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.settings import BUCKET_ELEMENTS
+from agentrl.learner.saved import Layout, SavedState
+from agentrl.learner.sequence import SequenceGroup
+from agentrl.learner.settings import LearnerSettings
 
 
-def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True) -> dict[str, Any]:
-    """Return DeepSpeed's configuration; bfloat16 has float32 master weights, and a model that is not trained has no optimizer."""
-    zero = zero_config(config, trained=trained)
-    options: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        # The number of micro-batches varies, so the boundary is set by hand and nothing is divided by this number; more
-        # than 1 makes the offloading code accumulate at all.
-        "gradient_accumulation_steps": 2 if trained else 1,
-        "gradient_clipping": config.max_grad_norm,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 2**31,
-    }
-    if config.learner_tensor_parallel > 1:
-        options["tensor_parallel"] = {"autotp_size": config.learner_tensor_parallel, "vocab_parallel_lm_head": False}
-    if config.deepcompile and trained:
-        options["compile"] = {"deepcompile": True}
-    if bf16:
-        options["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        if config.zero_stage:
-            options["data_types"] = {"grad_accum_dtype": "fp32"}
-        if config.fp32_communication:
-            options["communication_data_type"] = "fp32"
-    return options
-
-
-def zero_config(config: LearnerConfig, *, trained: bool = True) -> dict[str, Any]:
-    """Return the part of DeepSpeed's configuration that is about ZeRO."""
-    stage = config.zero_stage if trained or config.zero_stage == 3 else 0
-    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET_ELEMENTS, "allgather_bucket_size": BUCKET_ELEMENTS}
-    if stage:
-        zero["overlap_comm"] = True
-    if config.zero_stage == 3:
-        zero["zero_hpz_partition_size"] = config.zero_hpz_size if trained else 1  # for the backward pass
-        zero["zero_quantized_weights"] = config.zero_quantized_weights
-        zero["zero_quantized_gradients"] = config.zero_quantized_gradients and trained
-    if config.optimizer_offload and config.zero_stage and trained:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if config.reference_offload and config.zero_stage == 3 and not trained:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return zero
-
-
-class TrainEngine:
+class TrainEngine(ABC):
     """Trains one module: accumulate any number of micro-batches, then update.
 
     The loss given to `accumulate` is this micro-batch's share of the loss over all micro-batches and all ranks; the
-    gradient that is applied is the gradient of the sum, whatever the ZeRO stage and the number of ranks.
+    gradient that is applied is the gradient of the sum, whatever the back-end and the number of ranks.
     """
 
-    def __init__(self, module: nn.Module, config: LearnerConfig, ranks: Ranks, *, bf16: bool) -> None:
+    def __init__(self, config: LearnerConfig, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
         self.skipped_in_a_row = 0
-        optimizer = build_optimizer(module, config)
-        options = deepspeed_config(config, bf16=bf16)
-        trained = sum(full_shape(parameter).numel() for group in optimizer.param_groups for parameter in group["params"])
-        options["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, trained)  # it is made whole, for an adapter too
-        alone = ranks.world_size == 1 and config.zero_stage == 2 and bf16 and not config.optimizer_offload
-        options["zero_optimization"].update(ALONE if alone else {})
-        self.engine = _initialize(module, options, optimizer)
-        lighten(self.engine.optimizer, alone=alone)
-        self.engine.train()
-        if config.deepcompile:
-            self.engine.compile()
 
     @property
+    @abstractmethod
     def module(self) -> nn.Module:
         """The module being trained."""
-        module: nn.Module = self.engine.module
-        return module
 
+    @property
+    @abstractmethod
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, whose parameters are this rank's master weights."""
+
+    @abstractmethod
     def __call__(self, *inputs: Any) -> Any:
         """Run the module forward."""
-        return self.engine(*inputs)
 
+    @abstractmethod
     def accumulate(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of one micro-batch's share of the loss, a scalar; `last` marks the one before `update`."""
-        self.engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages gradients over ranks with equal parts of layers; the loss is a sum over them.
-        self.engine.backward(loss * (self.ranks.world_size // self.ranks.tensor_parallel), scale_wrt_gas=False)
 
     def update(self, learning_rate: float) -> float | None:
         """Clip and apply the accumulated gradient; return its global norm, or `None` if it was not finite and the update was skipped.
@@ -112,10 +65,10 @@ class TrainEngine:
         Raises:
             NonFiniteError: If more than ``max_nonfinite_steps`` updates in a row had to be skipped.
         """
-        # Not by a scheduler of DeepSpeed, which counts updates: a step of the run may have several.
-        for group in self.engine.optimizer.param_groups:
+        # Not by a scheduler, which counts updates: a step of the run may have several.
+        for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._update_plain() if self._plain else self._update_wrapped()
+        norm = self._apply()
         self.skipped_in_a_row = 0 if norm is not None else self.skipped_in_a_row + 1
         if self.skipped_in_a_row >= self.config.max_nonfinite_steps:
             raise NonFiniteError(
@@ -124,176 +77,96 @@ class TrainEngine:
             )
         return norm
 
-    @property
-    def _plain(self) -> bool:
-        """True if DeepSpeed does not wrap the optimizer, and so neither clips gradients nor checks for overflow."""
-        return isinstance(self.engine.optimizer, torch.optim.Optimizer)
+    @abstractmethod
+    def _apply(self) -> float | None:
+        """Clip the gradient to ``max_grad_norm``, update, and drop it; return its norm, or `None` if it was not finite and only dropped."""
 
-    def _update_plain(self) -> float | None:
-        norm = self._norm()
-        if not _finite(norm):
-            self.engine.zero_grad()
-            return None
-        self.engine.step()
-        return norm
+    def tensors(self) -> Iterator[Tensor]:
+        """Master weights of this rank, and the optimizer's state of them."""
+        yield from (part for group in self.optimizer.param_groups for part in group["params"])
+        states = (part for state in self.optimizer.state.values() for part in state.values())
+        yield from (part for part in states if isinstance(part, Tensor) and part.numel() > 1)
 
-    def _norm(self) -> float:
-        parameters = [p for p in self.engine.module.parameters() if p.grad is not None]
-        whole, parts = ([p.grad for p in parameters if is_divided(p) == divided] for divided in (False, True))
-        norm = torch.nn.utils.get_total_norm(whole)
-        if parts:
-            squares = torch.nn.utils.get_total_norm(parts) ** 2
-            dist.all_reduce(squares, group=deepspeed.utils.groups.get_tensor_model_parallel_group())
-            norm = (norm**2 + squares).sqrt()
-        return float(norm)
+    @abstractmethod
+    def save(self, folder: Path) -> list[Path]:
+        """Write trained weights, buffers and the optimizer's state into a folder; return the files of this rank. Collective."""
 
-    def _update_wrapped(self) -> float | None:
-        self.engine.step()
-        return float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else None
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote in the same layout. Collective."""
 
+    @abstractmethod
+    def restore(self, saved: SavedState) -> None:
+        """Set weights and AdamW's state to those of a checkpoint of another layout, before the first update. Collective."""
+
+    @abstractmethod
+    def offload(self, *, keep_weights: bool) -> None:
+        """Move gradients and optimizer to CPU memory, and the module's weights too unless they are kept."""
+
+    @abstractmethod
+    def reload(self) -> None:
+        """Undo `offload`."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Release DeepSpeed's hooks and buffers, and the memory of weights and optimizer with the module; safe to call twice."""
-        engine, self.engine = self.engine, None
-        if engine is not None:
-            engine.destroy()
-            _take_apart(engine)
+        """Release the memory of weights and optimizer with the module; safe to call twice."""
 
 
-def _initialize(module: nn.Module, options: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> Any:
-    """DeepSpeed's engine around a module, which it divides over ranks first if the options say so."""
-    divided = "tensor_parallel" in options
-    if divided:
-        module.config = module.model.config  # type: ignore[union-attr]
-    if options["zero_optimization"]["stage"] == 3:
-        gather_blocks_of_experts(module)
-    with redirect_stdout(StringIO()):
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=options)
-    if divided:
-        engine.first_dataloader_check.remove()  # it compares the arguments of ranks, but knows no micro-batches
-    return engine
+class Backend(ABC):
+    """Everything that models need from a back-end beside `TrainEngine`; here for parameters that are whole on one rank."""
 
+    parameters: Parameters = WHOLE
+    """Access to the parameters of the models that it trains or freezes."""
 
-def _take_apart(engine: Any) -> None:
-    """Release the weights of the module, and what an engine of DeepSpeed, its optimizers and its hooks hold of each other.
+    @abstractmethod
+    def train(self, module: nn.Module, config: LearnerConfig, ranks: Ranks, *, bf16: bool) -> TrainEngine:
+        """Return the module with its optimizer; bfloat16 has float32 master weights."""
 
-    They form cycles, as modules do, which stay until some later garbage collection, and after `gc.freeze` for good. Under ZeRO-3 a global
-    list has the module, too.
-    """
-    modules = parameter_offload.FWD_MODULE_STACK
-    modules[:] = [module for module in modules if module is not engine.module]
-    optimizer = engine.optimizer
-    for parameter in engine.module.parameters():
-        parameter.grad = None
-        parameter.data = parameter.data.new_empty(0)
-        vars(parameter).clear()
-    for holder in (getattr(optimizer, "optimizer", None), getattr(optimizer, "parameter_offload", None), optimizer, engine):
-        if holder is not None:
-            vars(holder).clear()
+    @abstractmethod
+    def layout(self, config: LearnerConfig, ranks: Ranks) -> dict[str, Any]:
+        """Return the facts that the files of a checkpoint depend on; without `agentrl.learner.saved.BACKEND_KEY` it is DeepSpeed's."""
 
+    @abstractmethod
+    def saved(self, folder: Path, layout: Layout, module: nn.Module, config: LearnerConfig) -> SavedState:
+        """Return the state of a trained model from its folder within a checkpoint of that layout; `module` gives the parameters' names."""
 
-def gather_blocks_of_experts(module: nn.Module) -> None:
-    """Let ZeRO-3 gather each block of experts at once, with its router, whichever of them a rank's tokens go to.
+    def loading(self, settings: LearnerSettings, *, trained: bool) -> AbstractContextManager[bool]:
+        """Within the block, transformers loads a model as this back-end needs it; yields True if weights may go to the GPU at once.
 
-    DeepSpeed does so by itself for some architectures. Module by module, ranks whose tokens go to other experts would wait for each other.
-    """
-    kinds = set()
-    for block in module.modules():
-        experts = dict(block.named_children()).get("experts")
-        if experts is not None:  # where they are beside the attention in the layer, they are a block by themselves
-            kinds.add(type(experts if hasattr(block, "self_attn") else block))
-    if kinds:
-        deepspeed.utils.set_z3_leaf_modules(module, list(kinds))
+        Raises:
+            ConfigError: If the model cannot be trained with these settings.
+        """
+        del settings, trained
+        return nullcontext(True)
 
-
-def is_divided(parameter: Tensor) -> bool:
-    """Return True for a parameter of which this rank holds a part because of ``--learner-tensor-parallel``."""
-    return bool(getattr(parameter, "ds_is_replaced_module", False))
-
-
-@torch.no_grad()
-def undivided(parameter: Any, tensor: Tensor) -> Tensor:
-    """Return the whole of a divided parameter, of which `tensor` is this rank's part, and any other as it is; collective."""
-    if not is_divided(parameter):
-        return tensor
-    held = parameter.data
-    parameter.data = tensor
-    try:
-        parameter.gather_params([parameter])
-        whole: Tensor = parameter.data
-    finally:
-        parameter.data = held
-    return whole
-
-
-@contextmanager
-def gathered_parameter(parameter: nn.Parameter, *, modify: bool = False) -> Iterator[Tensor]:
-    """The whole parameter of a module under DeepSpeed, gathered from all ranks if it is in parts; a collective operation under ZeRO-3.
-
-    With `modify`, what the block writes into it is kept; every rank must write the same.
-    """
-    if hasattr(parameter, "ds_id"):
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modify else None):
-            yield parameter.data
-    else:
-        yield parameter.data
-
-
-def whole_parameters(model: nn.Module, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its name in the model, one at a time, tied ones once; with `trained`, only those that are trained.
-
-    Under ZeRO-3 gathering a parameter is a collective operation: every rank iterates to the end. A tensor is valid
-    until the next one is asked for.
-    """
-    for name, parameter in model.named_parameters():
-        if trained and not parameter.requires_grad:
-            continue
-        with gathered_parameter(parameter) as tensor:
-            yield name, undivided(parameter, tensor)
-
-
-def copied(parameters: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[str, Tensor]:
-    """Return copies of the parameters in CPU memory, on ranks that are to `keep` them; every rank iterates to the end."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in parameters if keep}
-
-
-def partition_frozen(module: nn.Module, config: LearnerConfig, device: torch.device, *, bf16: bool) -> nn.Module:
-    """A module that is only ever run forward, on the device or in CPU memory; under ZeRO-3 in parts like those being trained."""
-    divided = config.learner_tensor_parallel > 1  # DeepSpeed then wants to follow gradients of norms
-    module.eval().requires_grad_(divided)
-    if config.zero_stage < 3 and not divided:
+    def freeze(self, module: nn.Module, config: LearnerConfig, device: torch.device, *, bf16: bool) -> nn.Module:
+        """Return a module that is only ever run forward, on the device or, with ``reference_offload``, in CPU memory."""
+        del bf16
+        module.eval().requires_grad_(False)
         if not config.reference_offload:
             return module.to(device)
         kept: Any = module
         return kept._apply(Tensor.pin_memory) if device.type == "cuda" else module
-    frozen: nn.Module = _initialize(module, deepspeed_config(config, bf16=bf16, trained=False))
-    frozen.requires_grad_(False).eval()
-    return frozen
+
+    def tile_mlps(self, model: nn.Module) -> bool:
+        """Run the MLP of each layer over a part of the tokens at a time; return False if there is none."""
+        raise NotImplementedError(f"{type(self).__name__} refuses --tiled-mlp in its plan")
+
+    def exchange_heads(self, kernel: Kernel, group: SequenceGroup, config: Any) -> str:
+        """Register the kernel inside an exchange of tokens and heads between ranks with transformers, and return its name there."""
+        raise NotImplementedError(f"{type(self).__name__} refuses --sequence-parallel in its plan")
 
 
-@contextmanager
-def on_device(module: Any, device: torch.device) -> Iterator[None]:
-    """Within the block, a module that is kept in CPU memory is on the device; the copy in CPU memory stays as it is."""
-    tensors = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
-    held = [(tensor, tensor.data) for tensor in tensors if tensor.device != device and not hasattr(tensor, "ds_id")]
-    for tensor, data in held:
-        tensor.data = data.to(device, non_blocking=True, copy=True)
-    try:
-        yield
-    finally:
-        for tensor, data in held:
-            tensor.data = data
+def join(name: str, rank: int, world_size: int, **named: Any) -> Ranks:
+    """Make this process a rank of a back-end; arguments as in `agentrl.learner.deepspeed.ranks.join`."""
+    ranks: Ranks = import_module(f"{BACKENDS[name]}.ranks").join(rank, world_size, **named)
+    return ranks
 
 
-@torch.no_grad()
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Give `target` the weights of `source`, parameter by parameter; both are equally partitioned or not at all."""
-    for mine, theirs in zip(source.parameters(), target.parameters(), strict=True):
-        with gathered_parameter(mine) as tensor, gathered_parameter(theirs, modify=True) as copy:
-            copy.copy_(tensor)
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0.0
+def backend_of(name: str) -> Backend:
+    """Return a back-end, which is imported here; on a rank not before `join`."""
+    backend: Backend = import_module(f"{BACKENDS[name]}.backend").BACKEND
+    return backend
 
 
 def learning_rate(

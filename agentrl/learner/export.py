@@ -20,7 +20,8 @@ from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.language_models import copy_processor
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
-from agentrl.learner.engine import copied, whole_parameters
+from agentrl.learner.backends import DEEPSPEED
+from agentrl.learner.engine import backend_of
 from agentrl.learner.lora import (
     adapter_parameters,
     add_adapter,
@@ -31,15 +32,15 @@ from agentrl.learner.lora import (
     write_adapter,
 )
 from agentrl.learner.models import PolicyModel, load_model
-from agentrl.learner.optimizers import full_shape
+from agentrl.learner.parameters import WHOLE, Parameters, copied
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.saved import NUM_LEARNERS, join_slices, read_tensors, saved_engine
+from agentrl.learner.saved import BACKEND_KEY, NUM_LEARNERS, join_slices, read_tensors
 from agentrl.learner.settings import LearnerSettings
 
 
 def checkpoint_names(model: Any, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The weights of `whole_parameters` under the names, and in the pieces, in which checkpoints and inference engines have them."""
+    """The weights of a model under the names, and in the pieces, in which checkpoints and inference engines have them."""
     from transformers.core_model_loading import revert_weight_conversion
 
     for name, tensor in parameters:
@@ -49,17 +50,31 @@ def checkpoint_names(model: Any, parameters: Iterable[tuple[str, Tensor]]) -> It
 def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokenizer: Any, path: str | Path, ranks: Ranks) -> None:
     """Write a Hugging Face directory: complete under its name, in place of what was there, or not at all.
 
-    Every rank calls and iterates over the weights, given as by `whole_parameters`; the first writes. `model` gives the configuration.
+    Every rank calls and iterates over the weights, given as by `Parameters.named`; the first writes. `model` gives the configuration.
 
     Raises:
         CheckpointError: If it cannot be written; what was there before is intact.
     """
 
     def write(state: dict[str, Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict={**state, **_buffers(model)})
+        with _unwrapped():
+            model.save_pretrained(folder, state_dict={**state, **_buffers(model)})
         copy_processor(model, folder)
 
     _save(parameters, write, tokenizer, path, ranks)
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Within the block, accelerate takes a model as it is; to see that it is not wrapped, it would import an installed DeepSpeed."""
+    from accelerate.utils import other
+
+    is_available = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = is_available
 
 
 def save_adapter(model: Any, parameters: Iterable[tuple[str, Tensor]], tokenizer: Any, path: str | Path, ranks: Ranks) -> None:
@@ -93,7 +108,7 @@ def _save(
 
 
 def _buffers(model: Any) -> dict[str, Tensor]:
-    """Persistent buffers, which ZeRO leaves whole."""
+    """Persistent buffers, which every rank has whole."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
 
@@ -101,12 +116,12 @@ def _buffers(model: Any) -> dict[str, Tensor]:
 class WeightAverage:
     """``average = decay * average + (1 - decay) * weights`` after each step, in float32; of a model with an adapter, of that alone.
 
-    Under ZeRO-3 every rank averages the part of each parameter that it holds; otherwise the first rank averages all. With `offload` the
+    Where ranks hold parts of parameters, each averages its own; otherwise the first rank averages all. With `offload` the
     average is in CPU memory.
     """
 
-    def __init__(self, model: nn.Module, decay: float, ranks: Ranks, *, offload: bool = False) -> None:
-        self._model, self._decay, self._ranks = model, decay, ranks
+    def __init__(self, model: nn.Module, decay: float, ranks: Ranks, parameters: Parameters, *, offload: bool = False) -> None:
+        self._model, self._decay, self._ranks, self._parameters = model, decay, ranks, parameters
         device = torch.device("cpu") if offload else ranks.device
         # bfloat16 would round a step's change, a share of 1 - decay, to nothing.
         self._parts = {name: part.to(device, torch.float32, copy=True) for name, part in self._held()}
@@ -119,9 +134,9 @@ class WeightAverage:
             average.lerp_(part.to(average.device, torch.float32), 1.0 - self._decay)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole averaged parameters under their names in the model; a collective operation under ZeRO-3."""
+        """Whole averaged parameters under their names in the model; a collective operation where ranks hold parts."""
         for name, parameter in self._averaged():
-            if hasattr(parameter, "ds_id"):
+            if self._parameters.part(parameter) is not None:
                 yield name, self._gather(self._parts[name].to(self._ranks.device), parameter).to(parameter.dtype)
             elif self._ranks.first:
                 yield name, self._parts[name].to(parameter.dtype)
@@ -135,8 +150,9 @@ class WeightAverage:
         for name, parameter in self._averaged():
             if name not in self._parts:
                 continue
-            part, flat = self._parts[name].view(-1), saved_average(ranks, name, full_shape(parameter)).flatten()
-            first = min(part.numel() * self._ranks.rank, flat.numel()) if hasattr(parameter, "ds_id") else 0
+            part, flat = self._parts[name].view(-1), saved_average(ranks, name, self._parameters.shape(parameter)).flatten()
+            divided = self._parameters.part(parameter) is not None
+            first = min(part.numel() * self._ranks.rank, flat.numel()) if divided else 0
             share = flat[first : first + part.numel()]
             part[: share.numel()].copy_(share)
 
@@ -146,13 +162,15 @@ class WeightAverage:
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._averaged():
-            part: Any = getattr(parameter, "ds_tensor", parameter.data if self._ranks.first else None)
+            part = self._parameters.part(parameter)
+            if part is None and self._ranks.first:
+                part = parameter.data
             if part is not None:
                 yield name, part.detach()
 
     def _gather(self, part: Tensor, parameter: nn.Parameter) -> Tensor:
         """Parts are equally long slices of the flattened parameter, in the order of ranks, padded at the end."""
-        shape = full_shape(parameter)
+        shape = self._parameters.shape(parameter)
         slices = [torch.empty_like(part) for _ in range(self._ranks.world_size)]
         dist.all_gather(slices, part.contiguous())
         return join_slices(slices, shape)
@@ -165,7 +183,6 @@ def saved_average(ranks: Sequence[Mapping[str, Tensor]], name: str, shape: torch
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
 Lookup: TypeAlias = Callable[[str, torch.Size], Tensor]
-NO_PARTS = {"zero_optimization": {"stage": 0}}
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
@@ -195,7 +212,7 @@ def export_checkpoint(
 
 def _initial(settings: LearnerSettings, dtype: DType) -> tuple[Any, Any]:
     """The initial model, with an adapter that changes nothing if the run has one, and the tokenizer."""
-    model = load_model(replace(settings, learner=replace(settings.learner, learner_dtype=dtype)), NO_PARTS, trained=False)
+    model = load_model(replace(settings, learner=replace(settings.learner, learner_dtype=dtype)), trained=False)
     if settings.lora.lora_rank:
         add_adapter(model, settings.lora, base=settings.model)
     return model, load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
@@ -210,7 +227,7 @@ def _write_adapted(model: Any, lookup: Lookup, tokenizer: Any, target: Path, *, 
     if merge:
         save_pretrained(model, merged_parameters(model), tokenizer, target, ALONE)
     else:
-        save_adapter(model, whole_parameters(model), tokenizer, target, ALONE)
+        save_adapter(model, WHOLE.named(model), tokenizer, target, ALONE)
     return sum(parameter.numel() for name, parameter in model.named_parameters() if is_adapter(name) != merge)
 
 
@@ -226,7 +243,7 @@ def _as_checkpoint_error(folder: Path, model: str) -> Iterator[None]:
 
 def _weights(folder: Path, model: torch.nn.Module, settings: LearnerConfig) -> Lookup:
     policy, layout = PolicyModel(model), read_tensors(folder / "rank-0.pt")["layout"]
-    saved = saved_engine(folder / "policy", layout, policy, settings)
+    saved = backend_of(layout.get(BACKEND_KEY, DEEPSPEED)).saved(folder / "policy", layout, policy, settings)
     for name, buffer in policy.named_buffers():
         if name in saved.buffers:
             buffer.copy_(saved.buffers[name])

@@ -53,9 +53,10 @@ class LearnerRank:
 
         `place` is the number of this rank among those of its machine, and how many those are; by default all are on one machine.
         """
-        from agentrl.learner.ranks import join
+        from agentrl.learner.engine import join
 
         ranks = join(
+            self.settings.learner.learner_backend,
             rank,
             world_size,
             master_port=master_port,
@@ -66,7 +67,7 @@ class LearnerRank:
             sequence_parallel=self.settings.learner.sequence_parallel,
             tensor_parallel=self.settings.learner.learner_tensor_parallel,
         )
-        # DeepSpeed looks at the environment that `join` sets up when it is imported.
+        # A back-end may look at the environment that `join` sets up when it is imported, as DeepSpeed does.
         from agentrl.learner.state import load_state
 
         try:

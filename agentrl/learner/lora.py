@@ -24,8 +24,9 @@ from agentrl.core.adapter_files import WEIGHTS_FILE
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.types import derive_seed
-from agentrl.learner.engine import TrainEngine, gathered_parameter
+from agentrl.learner.engine import TrainEngine
 from agentrl.learner.layout import MicroBatch
+from agentrl.learner.parameters import WHOLE, Parameters
 from agentrl.learner.plan import ALL_LINEAR, LoraConfig
 from agentrl.learner.quantised import whole_weight
 from agentrl.weights.twin import ROW, twin_of
@@ -196,27 +197,27 @@ def step_dropout(models: Iterable[nn.Module], seed: int, step: int) -> Iterator[
             layer.lora_dropout[ADAPTER].mask = None
 
 
-def merged_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_parameters(model: nn.Module, parameters: Parameters = WHOLE) -> Iterator[tuple[str, Tensor]]:
     """Yield every parameter of the base model under its own name, with ``scale * B A`` added where there is an adapter.
 
     With DoRA the rows of the sum then get their trained lengths.
 
-    The sum is computed in float32 and rounded once to the data type of the weight; the model's own tensors are only read. Under ZeRO-3
-    every rank iterates to the end. A tensor is valid until the next one is asked for.
+    The sum is computed in float32 and rounded once to the data type of the weight; the model's own tensors are only read. Where
+    ranks hold parts, every rank iterates to the end. A tensor is valid until the next one is asked for.
     """
     layers = {id(layer.get_base_layer().weight): layer for layer in adapted_layers(model).values()}
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             continue
-        with gathered_parameter(parameter) as tensor:
+        with parameters.gathered(parameter) as tensor:
             weight = whole_weight(parameter) if hasattr(parameter, "quant_state") else tensor
             layer = layers.get(id(parameter))
-            yield name.replace(BASE, ""), weight if layer is None else _merged(layer, weight)
+            yield name.replace(BASE, ""), weight if layer is None else _merged(layer, weight, parameters)
 
 
 @torch.no_grad()
-def _merged(layer: Any, weight: Tensor) -> Tensor:
-    with gathered_parameter(layer.lora_A[ADAPTER].weight) as a, gathered_parameter(layer.lora_B[ADAPTER].weight) as b:
+def _merged(layer: Any, weight: Tensor, parameters: Parameters) -> Tensor:
+    with parameters.gathered(layer.lora_A[ADAPTER].weight) as a, parameters.gathered(layer.lora_B[ADAPTER].weight) as b:
         change = b.float() @ a.float()
     if getattr(layer, "fan_in_fan_out", False):
         change = change.T

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from agentrl.core.errors import ConfigError, LearnerError
@@ -16,6 +14,7 @@ from agentrl.core.language_models import language_model
 from agentrl.core.model_shape import engine_context, placeholder_ids, text_part
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.dropout import disable_dropout
+from agentrl.learner.engine import Backend
 from agentrl.learner.head import OutputLayer, only_positions, scores_in_chunks, without_tokens
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.lora import add_adapter
@@ -27,30 +26,29 @@ from agentrl.weights.rope import fix_rope
 from agentrl.weights.routers import Routers
 
 
-def load_model(settings: LearnerSettings, ds_config: dict[str, Any], *, trained: bool) -> Any:
+def load_model(settings: LearnerSettings, backend: Backend | None = None, *, trained: bool) -> Any:
     """A causal language model in the learner's data type, with dropout switched off, so that every forward pass gives the same numbers.
 
-    With ZeRO-3 in `ds_config` every rank keeps only its part while loading; the activations of a trained model are recomputed in the
-    backward pass if asked.
+    The back-end may have every rank keep only its part while loading; without one the model is whole. The activations of a trained model
+    are recomputed in the backward pass if asked.
     """
     kind = language_model(settings.model, trust_remote_code=settings.trust_remote_code)
-    return _load(kind, settings, ds_config, trained=trained)
+    return _load(kind, settings, backend, trained=trained)
 
 
-def load_value_backbone(settings: LearnerSettings, ds_config: dict[str, Any]) -> Any:
+def load_value_backbone(settings: LearnerSettings, backend: Backend) -> Any:
     """The model without its output layer, to be trained as a critic; arguments as in `load_model`."""
     from transformers import AutoModel
 
-    return _load(AutoModel, settings, ds_config, trained=True)
+    return _load(AutoModel, settings, backend, trained=True)
 
 
-def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *, trained: bool) -> Any:
+def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, trained: bool) -> Any:
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
     small = trained and settings.learner.load_in_4bit
-    # DeepSpeed divides layers before it moves them.
-    kept_off = (settings.learner.reference_offload and not trained) or settings.learner.learner_tensor_parallel > 1
-    whole = ds_config["zero_optimization"]["stage"] < 3
-    with _partitioned_loading(ds_config), quiet_transformers():
+    kept_off = settings.learner.reference_offload and not trained
+    own = nullcontext(True) if backend is None else backend.loading(settings, trained=trained)
+    with own as at_once, quiet_transformers():
         model = factory.from_pretrained(
             settings.model,
             dtype=dtype,
@@ -58,14 +56,14 @@ def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *,
             attn_implementation="eager" if settings.learner.attn_implementation == "eager" else None,
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
-            **({"device_map": {"": torch.cuda.current_device()}} if settings.device == "cuda" and whole and not kept_off else {}),
+            **({"device_map": {"": torch.cuda.current_device()}} if settings.device == "cuda" and at_once and not kept_off else {}),
             **({"quantization_config": quantisation(dtype)} if small else {}),
         )
     if small:
         use_one_product(model)
     disable_dropout(model)
     fix_rope(model, engine_context(model.config, asked=settings.max_model_len, cpu=settings.device == "cpu"))
-    if settings.learner.tiled_mlp and not tile_mlps(model):
+    if backend is not None and settings.learner.tiled_mlp and not backend.tile_mlps(model):
         name = type(model).__name__
         raise ConfigError("--tiled-mlp", "true", f"{name} has no MLP of one input and one output per layer", "Leave it out.")
     if trained and not settings.learner.train_vision:
@@ -89,28 +87,6 @@ def freeze_vision(model: Any) -> None:
         vision.requires_grad_(False)
 
 
-TILES = 8
-"""Parts in which `--tiled-mlp` runs an MLP."""
-
-
-def tile_mlps(model: nn.Module) -> bool:
-    """Run the MLP of each layer over a part of the tokens at a time, by DeepSpeed's `TiledMLP`; return False if there is none."""
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP
-
-    mlps = [module for module in model.modules() if type(getattr(module, "down_proj", None)) is nn.Linear]
-    tiled: Any = TiledMLP
-
-    def forward(mlp: nn.Module, x: Tensor) -> Tensor:
-        # Ranks gather parameters together, so every rank needs equally many parts.
-        padded = nn.functional.pad(x, (0, 0, 0, -x.shape[-2] % TILES))
-        output: Tensor = tiled.apply(type(mlp).forward, mlp, padded, TILES, list(mlp.parameters()))
-        return output[..., : x.shape[-2], :]
-
-    for mlp in mlps:
-        mlp.forward = functools.partial(forward, mlp)
-    return bool(mlps)
-
-
 def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
     """Compile the layers of a transformers model, one like the other, for any number of tokens.
 
@@ -124,52 +100,6 @@ def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
         raise ConfigError("--compile-layers", True, f"{type(model).__name__} has no such layers", "Leave it out.")
     for layer in layers:
         layer.compile(dynamic=True, backend=backend)
-
-
-@contextmanager
-def _partitioned_loading(ds_config: dict[str, Any]) -> Iterator[None]:
-    """Tell transformers to partition weights while loading them, if ZeRO-3 is used."""
-    if ds_config["zero_optimization"]["stage"] < 3:
-        yield
-        return
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    # transformers would refuse to divide layers; DeepSpeed does so later.
-    keep_alive = HfDeepSpeedConfig({name: value for name, value in ds_config.items() if name != "tensor_parallel"})
-    try:
-        with nullcontext() if dist.get_rank() == 0 else only_shapes():
-            yield
-    finally:
-        unset_hf_deepspeed_config()
-        del keep_alive
-
-
-BUFFER_BYTES = 2**20
-"""Tensors of at most this size are read on every rank, since buffers are among them, which ZeRO-3 does not hand out."""
-
-
-@contextmanager
-def only_shapes() -> Iterator[None]:
-    """Make transformers read names and shapes of tensors alone, for ranks that get their parts of parameters from the first rank.
-
-    transformers 5 reads whole files on every rank and then gives parameters those of the first; with 8 ranks on a machine that would be
-    8 copies of the model in its memory.
-    """
-    from safetensors import safe_open
-    from transformers import modeling_utils
-
-    read = modeling_utils.load_state_dict
-
-    def shapes(checkpoint_file: Any, *_: Any, **__: Any) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = read(checkpoint_file, map_location="meta")
-        with safe_open(checkpoint_file, framework="pt") as file:
-            return {name: file.get_tensor(name) if tensor.nbytes <= BUFFER_BYTES else tensor for name, tensor in found.items()}
-
-    modeling_utils.load_state_dict = shapes
-    try:
-        yield
-    finally:
-        modeling_utils.load_state_dict = read
 
 
 class PolicyModel(nn.Module):
@@ -241,7 +171,7 @@ def check_output(policy: PolicyModel, score: Callable[[MicroBatch], tuple[Tensor
 
     Args:
         policy: The model.
-        score: Runs the model on a micro-batch, under DeepSpeed if that holds its parameters.
+        score: Runs the model on a micro-batch, within the back-end if that holds its parameters.
         device: Where its parameters are.
 
     Raises:

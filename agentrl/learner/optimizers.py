@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from agentrl.learner.optimizer_table import OptimizerSettings
+from agentrl.learner.parameters import WHOLE, Parameters
 
 MOMENTUM = 0.95
 """Momentum of Muon."""
@@ -55,17 +56,18 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
 
-def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+def build_optimizer(module: nn.Module, settings: OptimizerSettings, parameters: Parameters = WHOLE) -> torch.optim.Optimizer:
     """Return the optimizer of the trained parameters of a module.
 
     AdamW: Loshchilov and Hutter, arXiv:1711.05101, by torch's fused kernel, which takes a fourth of the time on a CPU. Adafactor: Shazeer
     and Stern, arXiv:1804.04235. State in 8 bits: Dettmers et al., arXiv:2110.02861.
 
     Args:
-        module: A model, which may be in parts under ZeRO-3.
+        module: A model.
         settings: Name of the optimizer, learning rate, weight decay and betas.
+        parameters: Access to the parameters of the model, which may be in parts.
     """
-    groups = parameter_groups(module, settings)
+    groups = parameter_groups(module, settings, parameters)
     rate, betas = settings.learning_rate, (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "muon":
         return MuonWithAdamW(groups, lr=rate, betas=betas)
@@ -87,32 +89,34 @@ def _adamw_8bit(module: nn.Module, groups: list[dict[str, Any]], **named: Any) -
     return optimizer
 
 
-def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+def parameter_groups(module: nn.Module, settings: OptimizerSettings, parameters: Parameters = WHOLE) -> list[dict[str, Any]]:
     """Return the trained parameters in the groups of their optimizer; biases and normalisation scales do not decay."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer != "muon":
-        return _decaying(trained, settings.weight_decay)
-    hidden = hidden_matrices(module)
+        return _decaying(trained, settings.weight_decay, parameters)
+    hidden = hidden_matrices(module, parameters)
     others = [parameter for parameter in trained if parameter not in hidden]
     matrices = [parameter for parameter in trained if parameter in hidden]
     return [
-        {**group, HIDDEN: mark} for part, mark in ((matrices, True), (others, False)) for group in _decaying(part, settings.weight_decay)
+        {**group, HIDDEN: mark}
+        for part, mark in ((matrices, True), (others, False))
+        for group in _decaying(part, settings.weight_decay, parameters)
     ]
 
 
-def _decaying(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+def _decaying(trained: Sequence[nn.Parameter], weight_decay: float, parameters: Parameters) -> list[dict[str, Any]]:
     """Return parameters as one group, or where there is a decay as matrices and vectors; none that is empty."""
     if not weight_decay:
-        parts = {0.0: list(parameters)}
+        parts = {0.0: list(trained)}
     else:
         parts = {
-            decay: [parameter for parameter in parameters if (len(full_shape(parameter)) > 1) == bool(decay)]
+            decay: [parameter for parameter in trained if (len(parameters.shape(parameter)) > 1) == bool(decay)]
             for decay in (weight_decay, 0.0)
         }
     return [{"params": part, "weight_decay": decay} for decay, part in parts.items() if part]
 
 
-def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
+def hidden_matrices(module: nn.Module, parameters: Parameters = WHOLE) -> set[nn.Parameter]:
     """Return the trained matrices within the numbered layers of a model, embeddings in them left out.
 
     Token embeddings, output layer, and the score of a critic or a reward model stand outside of the layers. An adapter's matrices are
@@ -123,11 +127,5 @@ def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
         for path, owner in module.named_modules()
         if any(part.isdigit() for part in path.split(".")) and not isinstance(owner, nn.Embedding)
         for parameter in owner.parameters(recurse=False)
-        if parameter.requires_grad and len(full_shape(parameter)) == 2
+        if parameter.requires_grad and len(parameters.shape(parameter)) == 2
     }
-
-
-def full_shape(parameter: nn.Parameter) -> torch.Size:
-    """Return the shape of a parameter, also while ZeRO-3 has it in parts."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape

@@ -8,18 +8,21 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, Lt
 
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
+from agentrl.learner.backends import DEEPSPEED, BackendName, facts_of_backend
 from agentrl.learner.optimizer_table import BETAS, OPTIMIZERS, OptimizerName
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """DeepSpeed."""
+    """DeepSpeed, or PyTorch alone."""
 
+    learner_backend: Annotated[BackendName, ResumeMayChange] = DEEPSPEED
+    """Library that trains: ``deepspeed``; ``torch``: PyTorch alone, on one rank in float32, which starts without DeepSpeed."""
     num_learners: Annotated[Count, ResumeMayChange, Alias("--actor-num-gpus-per-node")] = 1
     """Data-parallel learner ranks."""
     zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 2
     """DeepSpeed ZeRO stage, 0 to 3; in bfloat16 0 means 1, which sums the gradients of micro-batches in float32. By optimizer: 0 for
-    ``muon`` and ``adafactor``, unless given."""
+    ``muon`` and ``adafactor``, and with ``--learner-backend torch``, unless given."""
     zero_hpz_size: Count = 1
     """Ranks, those of one machine, that also hold the whole parameters among themselves, so that the backward pass gathers no weights from
     other machines (hpZ, ZeRO 3); divides ``--num-learners``."""
@@ -30,7 +33,8 @@ class LearnerConfig:
     fp32_communication: bool = False
     """Sum gradients over ranks in float32 where training is in bfloat16; twice the traffic (ZeRO 1 to 3)."""
     learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU; float32 for ``--optimizer muon`` and ``adafactor``."""
+    """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU; float32 for ``--optimizer muon`` and ``adafactor``, and
+    with ``--learner-backend torch``."""
     learning_rate: Annotated[Positive, Alias("--actor-learning-rate")] = 5e-4
     """Peak learning rate of the policy. By model, unless given: 1e-5 from 5e7 parameters, 1e-6 from 5e8; ten times as much with
     ``--lora-rank``, 2e-3 beside the bundled model."""
@@ -102,7 +106,8 @@ class LearnerConfig:
         """Return the data type of training on this kind of device."""
         if self.learner_dtype != "auto":
             return self.learner_dtype
-        return "bfloat16" if device == "cuda" and not OPTIMIZERS[self.optimizer].whole else "float32"
+        whole = OPTIMIZERS[self.optimizer].whole or facts_of_backend(self.learner_backend).float32
+        return "bfloat16" if device == "cuda" and not whole else "float32"
 
 
 ALL_LINEAR = "all-linear"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -28,6 +28,7 @@ class Ranks:
     sequence_parallel: int = 1  # consecutive ranks that run each micro-batch together, each with a part of its tokens
     tensor_parallel: int = 1  # the same, each with a part of every layer
     owner: bool = True  # whether `leave` takes the process group down; not if somebody else in the process made it
+    end: Callable[[], None] = dist.destroy_process_group  # takes it down
 
     @property
     def first(self) -> bool:
@@ -81,48 +82,25 @@ class Ranks:
     def leave(self) -> None:
         """Take the process group down; safe to call twice."""
         if self.owner and dist.is_initialized():
-            # Not torch's function of the same name: DeepSpeed keeps groups made of this one and must forget them too.
-            from deepspeed import comm
-
-            comm.destroy_process_group()
+            self.end()
 
 
-def join(
-    rank: int,
-    world_size: int,
-    *,
-    master_port: int,
-    master_addr: str,
-    device: Literal["cpu", "cuda"],
-    timeout_s: float,
-    place: tuple[int, int] | None = None,
-    sequence_parallel: int = 1,
-    tensor_parallel: int = 1,
-) -> Ranks:
-    """Meet the other ranks at rank 0, and set DeepSpeed up quietly for this device.
+def choose_device(device: Literal["cpu", "cuda"], place: int) -> torch.device:
+    """Return the device of the rank with this place on its machine: with CUDA the only one that this process sees, or its rank's.
 
-    One rank opens no port. On one machine the meeting point listens on loopback only. With CUDA, this process sees exactly its own device
-    as device 0, or all and takes its rank's. A collective operation waits at most `timeout_s` seconds for the others. `place` is the number
-    of this rank among those of its machine, and how many those are.
+    It becomes the current one. On a CPU a rank computes with one thread, unless ``OMP_NUM_THREADS`` says otherwise.
     """
-    on_machine, size = place or (rank, world_size)
-    local = on_machine % max(1, torch.cuda.device_count()) if device == "cuda" else on_machine
-    here = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
-    os.environ["DS_ACCELERATOR"] = device
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(size))
-    os.environ.update(MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
     if device == "cuda":
+        here = torch.device("cuda", place % max(1, torch.cuda.device_count()))
         torch.cuda.set_device(here)
-    elif "OMP_NUM_THREADS" not in os.environ:
+        return here
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    owner = not dist.is_initialized()
-    if owner:
-        _initialize(rank, world_size, master_addr, master_port, "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout_s))
-    _prepare_deepspeed()
-    return Ranks(rank, world_size, here, sequence_parallel, tensor_parallel, owner)
+    return torch.device("cpu")
 
 
-def _initialize(rank: int, world_size: int, addr: str, port: int, backend: str, timeout: timedelta) -> None:
+def meet(rank: int, world_size: int, addr: str, port: int, device: Literal["cpu", "cuda"], timeout: timedelta) -> None:
+    """Make the process group of all ranks, which meet at rank 0; one rank opens no port. On one machine it listens on loopback only."""
     if world_size == 1:
         store: Store = HashStore()
     elif addr == LOOPBACK:
@@ -131,7 +109,7 @@ def _initialize(rank: int, world_size: int, addr: str, port: int, backend: str, 
         store = TCPStore(addr, port, world_size, rank == 0, timeout, master_listen_fd=listener)
     else:
         store = TCPStore(addr, port, world_size, rank == 0, timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _loopback_listener(port: int) -> int:
@@ -141,15 +119,3 @@ def _loopback_listener(port: int) -> int:
     listener.bind((LOOPBACK, port))
     listener.listen(512)
     return listener.detach()
-
-
-def _prepare_deepspeed() -> None:
-    import deepspeed
-    from deepspeed.utils import logger
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    logger.setLevel("ERROR")
-    # Asked which ops it could compile, DeepSpeed tries out the compiler, and with several ranks then compiles one for
-    # minutes that only inference collectives call, which are not used here. So it is told.
-    deepspeed.ops.__compatible_ops__ = {}
-    deepspeed.init_distributed(verbose=False, auto_mpi_discovery=False)

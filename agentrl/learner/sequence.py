@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.model_shape import layer_kinds, placeholder_ids, shape_of
+from agentrl.core.model_shape import layer_kinds, placeholder_ids
 from agentrl.learner.attention import Kernel
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.probes import probe
@@ -96,41 +96,20 @@ def join_group(ranks: Ranks) -> SequenceGroup:
     return SequenceGroup(size, ranks.rank % size, group)
 
 
-def register_ulysses(kernel: Kernel, group: SequenceGroup, config: Any) -> str:
-    """Register the kernel inside DeepSpeed's exchange of tokens and heads with transformers, and return the name.
-
-    Raises:
-        ConfigError: If the attention heads of the model cannot be divided by the ranks.
-    """
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    shape = shape_of(config)
-    heads, key_heads = shape.heads, shape.kv_heads
-    if heads % group.size or (key_heads % group.size and group.size % key_heads):
-        why = f"cannot divide {heads} attention heads and {key_heads} key heads"
-        raise ConfigError("--sequence-parallel", group.size, why, "Use a divisor of both.")
-    ulysses = UlyssesSPAttentionHF(
-        attn=ALL_ATTENTION_FUNCTIONS[kernel.implementation],
-        batch_size=1,
-        attn_head_count=heads,
-        attn_head_size=shape.head_dim,
-        kv_head_count=key_heads,
-        num_hidden_layers=shape.layers,
-        process_group=group.group,
-        seq_length_is_variable=True,
-    )
-    name = f"{kernel.implementation}_ulysses"
-    ALL_ATTENTION_FUNCTIONS.register(name, ulysses.forward)
-    return name
-
-
 @torch.no_grad()
-def run_together(kernel: Kernel, score: Callable[[MicroBatch], Tensor], models: Sequence[Any], ranks: Ranks, rounding: float) -> None:
+def run_together(
+    kernel: Kernel,
+    exchange: Callable[[Kernel, SequenceGroup, Any], str],
+    score: Callable[[MicroBatch], Tensor],
+    models: Sequence[Any],
+    ranks: Ranks,
+    rounding: float,
+) -> None:
     """Make models run every micro-batch together with the other ranks of their group; tried on the first of them.
 
     Args:
         kernel: A kernel for packed rows.
+        exchange: Registers the kernel for a model's configuration inside an exchange between ranks, and returns its name.
         score: Log-probabilities of a micro-batch's action tokens by the first model.
         models: What has a transformers model as its `model`, and a place for the group as its `sequence`.
         ranks: This rank among all.
@@ -146,7 +125,7 @@ def run_together(kernel: Kernel, score: Callable[[MicroBatch], Tensor], models: 
     micro = probe(config, packed=True).to(ranks.device)
     alone = score(micro)
     group = join_group(ranks)
-    name = register_ulysses(kernel, group, config)
+    name = exchange(kernel, group, config)
     for each in models:
         each.model.set_attn_implementation(name)
         each.sequence = group

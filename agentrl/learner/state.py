@@ -13,20 +13,19 @@ from agentrl.algo.entropy import EntropyController
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
 from agentrl.algo.teacher_specs import learner_teacher
-from agentrl.core.errors import ConfigError
-from agentrl.core.model_shape import placeholder_ids, text_part
+from agentrl.core.model_shape import text_part
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
 from agentrl.learner.alarm import Comparison, MismatchAlarm
 from agentrl.learner.annotations import recorded_trajectories
 from agentrl.learner.batch import collate
 from agentrl.learner.dropout import check_repeatable
-from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, on_device, partition_frozen, whole_parameters
+from agentrl.learner.engine import Backend, TrainEngine, backend_of
 from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
 from agentrl.learner.kernels import fit_kernel, fit_teacher
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout
 from agentrl.learner.models import PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone
-from agentrl.learner.offload import offload, reload
+from agentrl.learner.parameters import on_device
 from agentrl.learner.probes import ROUNDING, probe
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import replay_routers
@@ -40,14 +39,19 @@ from agentrl.weights.digests import digest
 class LearnerState:
     """Models and controllers of one rank."""
 
-    def __init__(self, settings: LearnerSettings, ranks: Ranks, models: Models, algorithm: Algorithm, tokenizer: Any) -> None:
-        self.settings, self.ranks, self.models, self.algorithm, self.tokenizer = settings, ranks, models, algorithm, tokenizer
+    def __init__(
+        self, settings: LearnerSettings, backend: Backend, ranks: Ranks, models: Models, algorithm: Algorithm, tokenizer: Any
+    ) -> None:
+        self.settings, self.backend, self.ranks, self.models = settings, backend, ranks, models
+        self.algorithm, self.tokenizer = algorithm, tokenizer
         self.kl = KLController(coefficient=settings.algo.init_kl_coef, target=settings.algo.kl_target, horizon=settings.algo.kl_horizon)
         algo = settings.algo
         self.entropy = EntropyController(coefficient=algo.entropy_coef, target=algo.entropy_target, change=algo.entropy_coef_step)
         self.alarm = MismatchAlarm(settings.max_mismatch, _comparison(settings, models))
         decay = settings.learner.ema_decay
-        self.average = None if decay is None else WeightAverage(self.policy, decay, ranks, offload=settings.learner.ema_offload)
+        self.average = None
+        if decay is not None:
+            self.average = WeightAverage(self.policy, decay, ranks, backend.parameters, offload=settings.learner.ema_offload)
 
     @property
     def policy(self) -> Any:
@@ -72,49 +76,48 @@ class LearnerState:
             self.entropy = self.entropy.update(metrics["entropy"])
         every = self.settings.algo.ref_reset_every
         if self.models.reference is not None and every and (step + 1) % every == 0:
-            copy_weights(self.models.policy.module, self.models.reference)
+            self.backend.parameters.copy(self.models.policy.module, self.models.reference)
         if self.average is not None:
             self.average.update()
         return metrics
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights under their checkpoint names with an adapter merged into them, or what `publish` asks for: the adapter."""
+        parameters = self.backend.parameters
         if self.settings.weights.publish == "adapter":
-            return adapter_parameters(whole_parameters(self.policy, trained=True))
-        return checkpoint_names(self.policy, (merged_parameters if has_adapter(self.policy) else whole_parameters)(self.policy))
+            return adapter_parameters(parameters.named(self.policy, trained=True))
+        adapted = has_adapter(self.policy)
+        return checkpoint_names(self.policy, merged_parameters(self.policy, parameters) if adapted else parameters.named(self.policy))
 
     def save(self, path: str) -> None:
         """Write the policy as a Hugging Face directory, or its adapter; the moving average, if kept, to the same name with ``-ema``."""
         adapted = has_adapter(self.policy)
         save = save_adapter if adapted else save_pretrained
-        save(self.policy, whole_parameters(self.policy, trained=adapted), self.tokenizer, path, self.ranks)
+        save(self.policy, self.backend.parameters.named(self.policy, trained=adapted), self.tokenizer, path, self.ranks)
         if self.average is not None:
             save(self.policy, self.average.weights(), self.tokenizer, f"{path}-ema", self.ranks)
 
     def offload(self, *, keep_weights: bool) -> None:
         """Move gradients and optimizer to CPU memory, and the trained weights too unless they are kept; frozen models stay."""
         for engine in self._trained:
-            offload(engine.engine, keep_weights=keep_weights, pin=self.ranks.device.type == "cuda")
+            engine.offload(keep_weights=keep_weights)
 
     def reload(self) -> None:
         """Undo `offload`."""
         for engine in self._trained:
-            reload(engine.engine, self.ranks.device)
+            engine.reload()
 
     def digests(self) -> list[int]:
         """Return the digests of the policy's weights, and of this rank's master weights and optimizer."""
-        wrapped = self.models.policy.engine.optimizer
-        optimizer = getattr(wrapped, "optimizer", wrapped)
-        masters = (part for group in optimizer.param_groups for part in group["params"])
-        states = (part for state in optimizer.state.values() for part in state.values() if isinstance(part, Tensor) and part.numel() > 1)
-        return [digest(part, part.dtype) for part in (*(weight for _, weight in self.named_weights()), *masters, *states)]
+        weights = (weight for _, weight in self.named_weights())
+        return [digest(part, part.dtype) for part in (*weights, *self.models.policy.tensors())]
 
     @property
     def _trained(self) -> list[TrainEngine]:
         return [engine for engine in (self.models.policy, self.models.critic) if engine is not None]
 
     def close(self) -> None:
-        """Release DeepSpeed and the process group."""
+        """Release models and optimizers, and the process group."""
         self.models.policy.close()
         if self.models.critic is not None:
             self.models.critic.close()
@@ -141,10 +144,9 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     """
     torch.manual_seed(derive_seed(settings.seed, "learner"))
     config, algo, bf16 = settings.learner, settings.algo, settings.bf16
-    _layers_can_be_divided(settings)
+    backend = backend_of(config.learner_backend)
     algorithm = load_algorithm(algo)
-    options = deepspeed_config(config, bf16=bf16)
-    model = load_model(settings, options, trained=True)
+    model = load_model(settings, backend, trained=True)
     if algo.aux_loss_coef:
         experts_per_token(model)
     fp32_head = config.fp32_lm_head
@@ -153,12 +155,12 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     reference: Any = None
     critic = frozen = taught = teacher = None
     if algo.init_kl_coef > 0 and not settings.lora.lora_rank:
-        frozen, reference = load_frozen(settings, ranks)
+        frozen, reference = load_frozen(settings, backend, ranks)
     if model_of_teacher := learner_teacher(algo.teacher):
-        taught, teacher = load_frozen(replace(settings, model=model_of_teacher), ranks)
+        taught, teacher = load_frozen(replace(settings, model=model_of_teacher), backend, ranks)
     if facts_of(algorithm.estimator).needs_critic:
-        critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
-    engine = TrainEngine(policy, config, ranks, bf16=bf16)
+        critic = backend.train(ValueModel(load_value_backbone(settings, backend)), config, ranks, bf16=bf16)
+    engine = backend.train(policy, config, ranks, bf16=bf16)
     check_output(policy, engine, ranks.device)
     check_repeatable(model, lambda micro: engine(micro)[0], probe(model.config), ranks.device)
     if algo.router_replay:
@@ -174,47 +176,20 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
         with on_device(taught, ranks.device):
             share = fit_teacher(taught, teacher, model_of_teacher, ranks.device, kernel, share=share)
     if ranks.sequence_parallel > 1:
-        run_together(kernel, lambda micro: engine(micro)[0], everyone, ranks, ROUNDING[model.dtype])
+        run_together(kernel, backend.exchange_heads, lambda micro: engine(micro)[0], everyone, ranks, ROUNDING[model.dtype])
     width = text_part(model.config)["hidden_size"]
     models = Models(
         policy=engine, hidden_size=width, kernel=kernel, reference=reference, teacher=teacher, critic=critic, share_prompts=share
     )
     tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
-    return LearnerState(settings, ranks, models, algorithm, tokenizer)
+    return LearnerState(settings, backend, ranks, models, algorithm, tokenizer)
 
 
-def load_frozen(settings: LearnerSettings, ranks: Ranks) -> tuple[PolicyModel, Any]:
+def load_frozen(settings: LearnerSettings, backend: Backend, ranks: Ranks) -> tuple[PolicyModel, Any]:
     """Load the model of the settings to be run forward only; returns it, and what to call in its place."""
-    config, bf16 = settings.learner, settings.bf16
-    kept = deepspeed_config(config, bf16=bf16, trained=False)
-    frozen = PolicyModel(load_model(settings, kept, trained=False), fp32_head=config.fp32_lm_head)
-    called = partition_frozen(frozen, config, ranks.device, bf16=bf16)
+    config = settings.learner
+    frozen = PolicyModel(load_model(settings, backend, trained=False), fp32_head=config.fp32_lm_head)
+    called = backend.freeze(frozen, config, ranks.device, bf16=settings.bf16)
     with on_device(frozen, ranks.device):
         check_output(frozen, called, ranks.device)
     return frozen, called
-
-
-def _layers_can_be_divided(settings: LearnerSettings) -> None:
-    size = settings.learner.learner_tensor_parallel
-    if size == 1:
-        return
-    from deepspeed.module_inject.tp_plan_converter import TPPlanConverter
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
-    if placeholder_ids(config):
-        why = f"cannot divide the layers of {config.model_type}, which reads images"
-        raise ConfigError("--learner-tensor-parallel", size, why, "Leave it out; --zero-stage 3 divides any model.")
-    text = text_part(config)
-    heads, key_heads = text.get("num_attention_heads") or 0, text.get("num_key_value_heads") or text.get("num_attention_heads") or 0
-    if heads % size or key_heads % size:
-        why = f"cannot divide {heads} attention heads and {key_heads} key heads"
-        raise ConfigError("--learner-tensor-parallel", size, why, "Use a divisor of both.")
-    plan = getattr(config.get_text_config(), "base_model_tp_plan", None)
-    try:
-        known = bool(plan) and TPPlanConverter.convert(plan) is not None
-    except ValueError:  # a way to divide that DeepSpeed does not have, as for experts
-        known = False
-    if not known:
-        why = f"transformers has no plan for the layers of {config.model_type} that DeepSpeed can follow"
-        raise ConfigError("--learner-tensor-parallel", size, why, "Leave it out; --zero-stage 3 divides any model.")

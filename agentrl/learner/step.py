@@ -31,9 +31,10 @@ from agentrl.learner.attention import KERNELS, Kernel
 from agentrl.learner.audit import Audit, begin_audit
 from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
 from agentrl.learner.bootstrap import apart, with_cuts
-from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
+from agentrl.learner.engine import Clock, TrainEngine, learning_rate
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout
 from agentrl.learner.models import balance_share, experts_per_token, vocabulary_of
+from agentrl.learner.parameters import on_device
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
@@ -75,8 +76,7 @@ class TrainingStep:
         self.step, self.models, self.algorithm, self.settings, self.ranks = step, models, algorithm, settings, ranks
         self.algo, self.kl_coefficient, self.entropy_coefficient = settings.algo, kl_coefficient, entropy_coefficient
         self.loss_seed = derive_seed(settings.seed, "loss", step)
-        self.episode_length = self.batch.episode_length().to(torch.float32)
-        self.same_version = self.batch.versions == step
+        self.episode_length, self.same_version = self.batch.episode_length().to(torch.float32), self.batch.versions == step
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
         # A teacher that is served has scored the batch before.

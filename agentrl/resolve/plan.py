@@ -32,6 +32,7 @@ from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import EvalPlan
 from agentrl.flow.sizes import FlowPlan
+from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.resolve.directories import agent_name, check_free, default_directory
 from agentrl.resolve.memory import gpu_bytes, savings, with_shares
@@ -203,6 +204,7 @@ def with_defaults(loaded: Loaded[TrainConfig]) -> Steps[TrainConfig]:
     steps = steps.fill("model", **defaults_of(steps.settings))
     if OPTIMIZERS[steps.settings.learner.optimizer].whole:
         steps = steps.fill("optimizer", zero_stage=0)
+    steps = steps.fill("settings", **facts_of_backend(steps.settings.learner.learner_backend).defaults)
     if steps.settings.weights.colocate:
         engine = steps.settings.engine
         steps = steps.fill("settings", num_learners=engine.num_engines * engine.gpus_per_engine)

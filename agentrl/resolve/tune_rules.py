@@ -9,10 +9,10 @@ from pathlib import Path
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
-from agentrl.config.learner_rules import check_4bit, check_dora, check_optimizer
+from agentrl.config.learner_rules import check_4bit, check_optimizer
 from agentrl.config.methods import Method
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
-from agentrl.config.sections import changed, refuse_set
+from agentrl.config.sections import changed
 from agentrl.config.tune import (
     DistillMethodConfig,
     DpoMethodConfig,
@@ -24,8 +24,9 @@ from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
 from agentrl.core.process import cuda_device_count
-from agentrl.core.settings import flag, listed
+from agentrl.core.settings import flag, listed, refuse_set
 from agentrl.core.tokenizers import check_teacher
+from agentrl.learner.deepspeed.plan import check_dora
 from agentrl.resolve.ranks import is_rank, world_size
 from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.tasks import check_model

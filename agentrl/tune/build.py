@@ -82,7 +82,7 @@ def arguments(plan: TunePlan, run_dir: Path, steps: int, *, evaluate_first: bool
 
 def deepspeed_settings(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration; transformers fills in what is ``auto`` from its own arguments."""
-    from agentrl.learner.engine import zero_config
+    from agentrl.learner.deepspeed.options import zero_config
 
     zero = zero_config(LearnerConfig(zero_stage=stage))
     if stage == 3:
@@ -132,7 +132,11 @@ def _optimizer(optim: OptimConfig, model: Any) -> torch.optim.Optimizer:
     """Return an optimizer that is another one than the AdamW of transformers, or made in another way."""
     from agentrl.learner.optimizers import build_optimizer
 
-    return build_optimizer(model, optim)
+    if optim.zero_stage < 3:
+        return build_optimizer(model, optim)
+    from agentrl.learner.deepspeed.parameters import PARAMETERS
+
+    return build_optimizer(model, optim, PARAMETERS)
 
 
 def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
@@ -203,9 +207,9 @@ def _frozen_model(plan: TunePlan, args: TrainingArguments) -> Any:
     _fix_rope(model, settings.data.max_length)
     if settings.optim.zero_stage < 3:
         return model.to(args.device).requires_grad_(False).eval()
-    from agentrl.learner.engine import partition_frozen
+    from agentrl.learner.deepspeed.engine import partition_frozen
 
-    return partition_frozen(model, LearnerConfig(zero_stage=3), args.device, bf16=args.bf16)
+    return partition_frozen(model, LearnerConfig(zero_stage=3), bf16=args.bf16)
 
 
 def _fix_rope(model: Any, max_length: int) -> None:

@@ -37,7 +37,7 @@ def joined(device: Literal["cpu", "cuda"], zero_stage: int) -> Iterator[Ranks | 
     if not is_rank() and not zero_stage:
         yield None
         return
-    from agentrl.learner.ranks import join
+    from agentrl.learner.deepspeed.ranks import join
 
     env = os.environ
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own store listens already

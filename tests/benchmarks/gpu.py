@@ -219,14 +219,14 @@ class Bench:
             torch.set_default_dtype(before)
 
     def _engine(self, *, checkpointing: bool) -> Any:
-        from agentrl.learner.ranks import join
+        from agentrl.learner.deepspeed.ranks import join
 
         kind: Any = self.device.type
         if self._ranks is None:
             self._ranks = join(0, 1, master_port=0, master_addr="127.0.0.1", device=kind, timeout_s=60)
-        from agentrl.learner.engine import TrainEngine
+        from agentrl.learner.deepspeed.engine import ZeroEngine
 
-        return TrainEngine(self._policy(checkpointing=checkpointing), changed(TrainConfig(), zero_stage=2).learner, self._ranks, bf16=True)
+        return ZeroEngine(self._policy(checkpointing=checkpointing), changed(TrainConfig(), zero_stage=2).learner, self._ranks, bf16=True)
 
     def _step(self, engine: Any, micro: MicroBatch) -> None:
         engine.accumulate(-engine(micro)[0].mean(), last=True)

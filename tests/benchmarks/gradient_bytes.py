@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.learner import engine as engines
-from agentrl.learner.ranks import join
+from agentrl.learner.deepspeed import engine as engines
+from agentrl.learner.deepspeed.ranks import join
 
 TENSORS, EACH = 40, 25_000
 NO_KERNEL = (
@@ -82,7 +82,7 @@ def counted(ranks: Any, *, micros: int, lightened: bool = True, stage: int = 2) 
         if not lightened:
             stack.enter_context(patch.object(engines, "lighten", lambda optimizer, alone: None))
             stack.enter_context(patch.object(engines, "ALONE", {}))
-        engine = engines.TrainEngine(Toy().bfloat16(), changed(TrainConfig(), zero_stage=stage).learner, ranks, bf16=True)
+        engine = engines.ZeroEngine(Toy().bfloat16(), changed(TrainConfig(), zero_stage=stage).learner, ranks, bf16=True)
 
     def accumulate() -> None:
         for micro in range(micros):

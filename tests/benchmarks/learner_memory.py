@@ -100,7 +100,8 @@ def build(shape: dict[str, Any], *, dtype: torch.dtype, tiled: bool = False, ker
     """The policy of a case with random weights, checkpointed as in a run."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from agentrl.learner.models import PolicyModel, tile_mlps
+    from agentrl.learner.deepspeed.loading import tile_mlps
+    from agentrl.learner.models import PolicyModel
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

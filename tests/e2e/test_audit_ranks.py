@@ -23,11 +23,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def audited(rank: int, ports: list[int], model: str, out: Path) -> None:
-    from agentrl.learner import engine
+    from agentrl.learner.deepspeed import options
     from agentrl.learner.learner import LearnerRank
 
-    config = engine.zero_config  # parameters as small as these would never be in parts
-    engine.zero_config = lambda *args, **named: config(*args, **named) | {"stage3_param_persistence_threshold": 0}
+    config = options.zero_config  # parameters as small as these would never be in parts
+    options.zero_config = lambda *args, **named: config(*args, **named) | {"stage3_param_persistence_threshold": 0}
     for name, case in CASES.items():
         learner = LearnerRank(replace(make_settings(model, learner=case), audit_every=1), CollectingSender())
         learner.start(rank, 2, ports.pop())

@@ -72,7 +72,8 @@ def adapted(rank: int, world_size: int, port: int, model: str, source: Path, tar
 
 def moments(learner: Any, folder: Path) -> dict[str, Any]:
     """Float32 weights and both moments of every trained parameter in a checkpoint."""
-    from agentrl.learner.saved import MOMENTS, read_tensors, saved_engine
+    from agentrl.learner.deepspeed.saved import saved_engine
+    from agentrl.learner.saved import MOMENTS, read_tensors
 
     module = learner._started.models.policy.module
     saved = saved_engine(folder / "policy", read_tensors(folder / "rank-0.pt")["layout"], module, learner.settings.learner)

@@ -90,9 +90,9 @@ def broadcast(model: str, out: Path, *, rank: int = 0, world_size: int = 1, port
 
 def everything(rank: int, ports: list[int], model: str, out: Path) -> None:
     """What a rank of two does; starting one costs more than all of this."""
-    from agentrl.learner import models
+    from agentrl.learner.deepspeed import loading
 
-    models.BUFFER_BYTES = 0  # under ZeRO-3 the second rank reads no weights at all
+    loading.BUFFER_BYTES = 0  # under ZeRO-3 the second rank reads no weights at all
     for stage in STAGES:
         settings = make_settings(model, learner={"zero_stage": stage, "micro_batch_tokens": 60})
         torch.save(gradients(settings, GROUPS, rank=rank, world_size=2, port=ports.pop()), out / f"{stage}-{rank}.pt")

@@ -57,11 +57,11 @@ PARTS = {"zero_stage": 3, "micro_batch_tokens": 60, "gradient_checkpointing": Tr
 
 def gathered_and_published(rank: int, ports: list[int], folder: Path) -> None:
     """Gradients with ZeRO-3, and what is published, with the number of parameters that are whole beside each."""
-    from agentrl.learner import engine
+    from agentrl.learner.deepspeed import options
     from agentrl.learner.learner import LearnerRank
 
-    config = engine.zero_config  # parameters as small as these would never be in parts
-    engine.zero_config = lambda *args, **named: config(*args, **named) | {"stage3_param_persistence_threshold": 0}
+    config = options.zero_config  # parameters as small as these would never be in parts
+    options.zero_config = lambda *args, **named: config(*args, **named) | {"stage3_param_persistence_threshold": 0}
     for name in FAMILIES:
         model = str(folder / name)
         found = gradients(make_settings(model, learner=PARTS), GROUPS, rank=rank, world_size=2, port=ports.pop())

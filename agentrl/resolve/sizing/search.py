@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.sections import changed
 from agentrl.core.settings import flag
+from agentrl.learner.backends import facts_of_backend
 from agentrl.resolve.sizing.plan import Plan, Workload, divide, make_plan, step_seconds
 from agentrl.resolve.sizing.speed import CARDS
 
@@ -65,6 +66,8 @@ def memory_remedy(plan: Plan, work: Workload) -> Remedy | None:
 def more_gpus(plan: Plan, work: Workload) -> Remedy | None:
     """Return how a run fits on the fewest GPUs of the same kind, doubled as often as it takes; `None` if it never does."""
     hardware, gpus = plan.hardware, plan.hardware.gpus
+    if not facts_of_backend(plan.config.learner.learner_backend).divides:
+        return None
     while (gpus := 2 * gpus) <= MOST_GPUS:
         larger = replace(hardware, gpus=gpus)
         config = divide(changed(plan.config, zero_stage=3), plan.shape, larger)
@@ -101,7 +104,8 @@ def _combinations(plan: Plan, *, wider: bool) -> Iterator[dict[str, Any]]:
     """Yield the changes to try, with few before many."""
     engine, learner, algo, weights = plan.config.engine, plan.config.learner, plan.config.algo, plan.config.weights
     widths = [engine.tensor_parallel_size * 2**times for times in range(WIDEST.bit_length())] if wider else []
-    sharded = not learner.load_in_4bit  # on one GPU too, where it keeps no gradients beside an optimizer in CPU memory
+    divides = facts_of_backend(learner.learner_backend).divides
+    sharded = divides and not learner.load_in_4bit  # on one GPU too, where it keeps no gradients beside an optimizer in CPU memory
     options: Sequence[tuple[str, Any, Sequence[Any]]] = (
         ("tensor_parallel_size", engine.tensor_parallel_size, [width for width in widths if width <= plan.hardware.gpus_per_node]),
         ("gradient_checkpointing", learner.gradient_checkpointing, [True]),
@@ -142,7 +146,8 @@ def _engines(plan: Plan, values: Values) -> dict[str, int] | None:
 def _sharing(plan: Plan) -> Values:
     """Return the settings with which all GPUs are shared; none if the run cannot share them."""
     config, gpus = plan.config, min(plan.hardware.gpus, MOST_GPUS)
-    if config.rollout.num_front_ends > 1 or gpus < plan.gpus:
+    alone = plan.gpus > 1 and not facts_of_backend(config.learner.learner_backend).divides
+    if config.rollout.num_front_ends > 1 or gpus < plan.gpus or alone:
         return {}
     return {"colocate": True, "num_learners": plan.gpus, **({"sleep_level": 0} if config.flow.staleness else {})}
 

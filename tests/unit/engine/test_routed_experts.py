@@ -85,8 +85,8 @@ async def test_experts_are_those_that_transformers_chooses(engine: TransformersE
 async def test_tokens_keep_the_experts_of_the_weights_that_sampled_them(model: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from agentrl.learner.engine import whole_parameters
     from agentrl.learner.export import checkpoint_names
+    from agentrl.learner.parameters import WHOLE
 
     own, changed = TransformersEngine(settings(model)), AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
@@ -102,7 +102,7 @@ async def test_tokens_keep_the_experts_of_the_weights_that_sampled_them(model: s
         generating = asyncio.create_task(own.generate(asked("long", ids, 200)))
         while not own.stats().load.running:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        await own.load_weights(sender.send(checkpoint_names(changed, whole_parameters(changed)), 1))
+        await own.load_weights(sender.send(checkpoint_names(changed, WHOLE.named(changed)), 1))
         answer = await generating
         after = await own.generate(asked("after", ids))
     finally:

@@ -23,8 +23,9 @@ from agentrl.learner.attention import (
     separate_rows,
     tree_mask,
 )
+from agentrl.learner.deepspeed.loading import tile_mlps
 from agentrl.learner.layout import Layout, MicroBatch, _dense_mask
-from agentrl.learner.models import PolicyModel, tile_mlps
+from agentrl.learner.models import PolicyModel
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.probes import can_pack, can_share
 from agentrl.learner.trees import one_row_bundles, share_prefixes

@@ -16,8 +16,8 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from agentrl.core.errors import CheckpointError
+from agentrl.learner.deepspeed.saved import read_saved
 from agentrl.learner.learner import LearnerRank
-from agentrl.learner.saved import read_tensors
 from tests.learner_support import CollectingSender, make_groups, make_settings
 
 EVERYTHING: dict[str, Any] = {
@@ -48,10 +48,10 @@ def outcome(learner: LearnerRank) -> dict[str, Any]:
     weights = {f"policy {name}": tensor.clone() for name, tensor in state.named_weights()}
     for kind, engine in (("critic", state.models.critic), ("reference", state.models.reference)):
         if engine is not None:
-            from agentrl.learner.engine import whole_parameters
+            from agentrl.learner.deepspeed.parameters import PARAMETERS
 
             module = engine.module if hasattr(engine, "module") else engine
-            weights |= {f"{kind} {name}": tensor.clone() for name, tensor in whole_parameters(module)}
+            weights |= {f"{kind} {name}": tensor.clone() for name, tensor in PARAMETERS.named(module)}
     if state.average is not None:
         weights |= {f"average {name}": tensor.clone() for name, tensor in state.average.weights()}
     draws = (torch.rand(2).tolist(), random.random(), float(np.random.rand()))
@@ -159,7 +159,7 @@ def test_a_member_of_an_enum_is_read_and_no_other_code(tmp_path: Path) -> None:
             return getattr, self.asked
 
     torch.save({"stage": Named(ZeroStageEnum, "gradients")}, tmp_path / "good.pt")
-    assert read_tensors(tmp_path / "good.pt") == {"stage": ZeroStageEnum.gradients}
+    assert read_saved(tmp_path / "good.pt") == {"stage": ZeroStageEnum.gradients}
     torch.save({"stage": Named(LossScaler, "backward")}, tmp_path / "bad.pt")
     with pytest.raises(CheckpointError, match="getattr"):
-        read_tensors(tmp_path / "bad.pt")
+        read_saved(tmp_path / "bad.pt")

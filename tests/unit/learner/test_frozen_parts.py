@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from agentrl.learner.offload import _move
+from agentrl.learner.parameters import move
 from agentrl.learner.quantised import _Product, whole_weight
 
 
@@ -26,8 +26,8 @@ def test_a_weight_that_is_not_quantised_is_its_tensor() -> None:
 
 def test_gradients_are_dropped_whether_parameters_are_moved_or_not() -> None:
     module = nn.Linear(2, 2)
-    for parts in ((), ("data",)):
+    for weights in (False, True):
         for parameter in module.parameters():
             parameter.grad = torch.ones_like(parameter)
-        _move(module, torch.device("cpu"), parts)
+        move(module, torch.device("cpu"), weights=weights)
         assert [parameter.grad for parameter in module.parameters()] == [None, None]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.learner import engine as engines
+from agentrl.learner.deepspeed import engine as engines
+from agentrl.learner.deepspeed.ranks import join
 from agentrl.learner.learner import LearnerRank
-from agentrl.learner.ranks import join
 from tests.benchmarks.gradient_bytes import EACH, TENSORS, Counted, counted
 from tests.learner_support import CollectingSender, largest_difference, make_groups, make_settings
 

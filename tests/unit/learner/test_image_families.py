@@ -13,7 +13,6 @@ from torch import Tensor
 
 from agentrl.core.errors import ConfigError
 from agentrl.learner.batch import Batch, collate
-from agentrl.learner.export import NO_PARTS
 from agentrl.learner.head import token_scores
 from agentrl.learner.kernels import fit_kernel
 from agentrl.learner.layout import Layout
@@ -42,7 +41,7 @@ class Family:
     def learner(self, kernel: str, **changes: Any) -> tuple[PolicyModel, bool, bool]:
         """The policy as a learner loads it, whether its rows are packed, and whether prompts are shared."""
         settings = make_settings(self.path, learner={"attn_implementation": kernel, "train_vision": True, **changes})
-        policy = PolicyModel(load_model(settings, NO_PARTS, trained=True)).train()
+        policy = PolicyModel(load_model(settings, trained=True)).train()
         engine: Any = lambda micro: policy(micro)  # noqa: E731 - a function takes the attributes below
         engine.ranks, engine.module = SimpleNamespace(device=torch.device("cpu")), policy
         chosen, shares = fit_kernel(settings, engine, [policy], share=True)

@@ -14,11 +14,11 @@ from agentrl.core.model_shape import placeholder_ids
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.learner.attention import KERNELS
 from agentrl.learner.batch import Batch, collate
-from agentrl.learner.engine import whole_parameters
-from agentrl.learner.export import ALONE, NO_PARTS, save_pretrained
+from agentrl.learner.export import ALONE, save_pretrained
 from agentrl.learner.kernels import set_kernel
 from agentrl.learner.layout import Layout
 from agentrl.learner.models import PolicyModel, load_model
+from agentrl.learner.parameters import WHOLE
 from agentrl.learner.trees import Bundle, one_row_bundles, share_prefixes
 from agentrl.rollout.images import ImageReader, Processor, decoded
 from tests.image_support import group_of_text, group_with_images, read, reader_of
@@ -40,7 +40,7 @@ def batch(reader: ImageReader) -> Batch:
 
 def load(model: str, **changes: Any) -> Any:
     settings = make_settings(model, **changes)
-    return load_model(settings, NO_PARTS, trained=True)
+    return load_model(settings, trained=True)
 
 
 def gradients(policy: PolicyModel, batch: Batch, parts: list[list[Bundle]], *, packed: bool = False) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ def test_adapters_are_put_into_the_text_part_alone(vision_model: str) -> None:
 
 def test_a_saved_model_has_its_processor(vision_model: str, tmp_path: Path, reader: ImageReader) -> None:
     model = load(vision_model)
-    save_pretrained(model, whole_parameters(model), load_tokenizer(vision_model), tmp_path / "model", ALONE)
+    save_pretrained(model, WHOLE.named(model), load_tokenizer(vision_model), tmp_path / "model", ALONE)
     (before,) = read(reader, 7)
     saved = Processor(str(tmp_path / "model"), model.config).process(decoded(before.data, 2**20), before.data, "key")
     assert saved.token_ids.tolist() == before.token_ids.tolist()
@@ -129,9 +129,9 @@ def test_a_saved_model_has_its_processor(vision_model: str, tmp_path: Path, read
 
 
 def test_layers_and_tokens_of_images_cannot_be_divided(vision_model: str) -> None:
+    from agentrl.learner.deepspeed.loading import _layers_can_be_divided, register_ulysses
     from agentrl.learner.ranks import Ranks
     from agentrl.learner.sequence import run_together
-    from agentrl.learner.state import _layers_can_be_divided
 
     settings = make_settings(vision_model, learner={"learner_tensor_parallel": 2, "num_learners": 2})
     with pytest.raises(ConfigError, match="reads images"):
@@ -139,4 +139,4 @@ def test_layers_and_tokens_of_images_cannot_be_divided(vision_model: str) -> Non
     policy = PolicyModel(load(vision_model))
     ranks = Ranks(0, 2, torch.device("cpu"), sequence_parallel=2)
     with pytest.raises(ConfigError, match="reads images, which cannot be divided"):
-        run_together(KERNELS["varlen"], lambda micro: policy(micro)[0], [policy], ranks, 0.1)
+        run_together(KERNELS["varlen"], register_ulysses, lambda micro: policy(micro)[0], [policy], ranks, 0.1)

@@ -11,7 +11,9 @@ from torch import nn
 
 from agentrl.core.errors import ConfigError
 from agentrl.learner import models
-from agentrl.learner.engine import deepspeed_config, on_device
+from agentrl.learner.deepspeed import loading
+from agentrl.learner.deepspeed.options import deepspeed_config
+from agentrl.learner.parameters import on_device
 from agentrl.learner.plan import LearnerConfig
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings
 
@@ -64,8 +66,8 @@ def test_other_ranks_read_shapes_and_small_tensors_alone(tiny_model: str, monkey
 
     read, file = modeling_utils.load_state_dict, Path(tiny_model) / "model.safetensors"
     whole = read(file)
-    monkeypatch.setattr(models, "BUFFER_BYTES", 200)
-    with models.only_shapes():
+    monkeypatch.setattr(loading, "BUFFER_BYTES", 200)
+    with loading.only_shapes():
         found = modeling_utils.load_state_dict(file, map_location="cpu", weights_only=True)
     assert modeling_utils.load_state_dict is read
     assert {name: tensor.shape for name, tensor in found.items()} == {name: tensor.shape for name, tensor in whole.items()}

@@ -44,9 +44,9 @@ def published(learner: LearnerRank) -> dict[str, Tensor]:
 
 
 def parameters(learner: LearnerRank) -> dict[str, Tensor]:
-    from agentrl.learner.engine import whole_parameters
+    from agentrl.learner.deepspeed.parameters import PARAMETERS
 
-    return {name: tensor.clone() for name, tensor in whole_parameters(learner._started.policy)}
+    return {name: tensor.clone() for name, tensor in PARAMETERS.named(learner._started.policy)}
 
 
 def logprobs(model: Any) -> Tensor:
@@ -114,7 +114,7 @@ def test_the_reference_is_the_model_with_the_adapter_off(tiny_model: str) -> Non
     steps(learner, 0, 2)
     state = learner._started
     micro = probe(state.policy.config)
-    plain = PolicyModel(load_model(replace(state.settings, lora=LoraConfig()), {"zero_optimization": {"stage": 0}}, trained=False))
+    plain = PolicyModel(load_model(replace(state.settings, lora=LoraConfig()), trained=False))
     with torch.no_grad():
         expected, found, trained = (score(micro)[0] for score in (plain, state.models.reference, state.models.policy))
     assert torch.equal(found, expected)
@@ -160,14 +160,14 @@ def test_the_stage_may_change_between_save_and_resume(tiny_model: str, tmp_path:
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_checkpoint_holds_the_adapter_alone(tiny_model: str, tmp_path: Path, stage: int) -> None:
-    from agentrl.learner.saved import read_tensors
+    from agentrl.learner.deepspeed.saved import read_saved
 
     learner = started(tiny_model, learner={"zero_stage": stage})
     steps(learner, 0, 1)
     learner.save_checkpoint(str(tmp_path), 1)
     learner.close()
     (saved,) = (tmp_path / "policy" / "state").glob("*mp_rank_00_model_states.pt")
-    assert all(".lora_" in name for name in read_tensors(saved)["module"])
+    assert all(".lora_" in name for name in read_saved(saved)["module"])
 
 
 def test_a_checkpoint_of_another_base_is_refused(tiny_model: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.learner import offload as moves
+from agentrl.learner.deepspeed import offload as moves
 from agentrl.learner.learner import LearnerRank
 from tests.learner_support import CollectingSender, largest_difference, make_groups, make_settings
 

@@ -189,7 +189,7 @@ def test_muon_trains_the_matrices_of_an_adapter(tmp_path: Path) -> None:
     from tests.learner_support import make_settings
 
     folder = write_model(tmp_path)
-    model = load_model(make_settings(folder), {"zero_optimization": {"stage": 0}}, trained=False)
+    model = load_model(make_settings(folder), trained=False)
     assert len(hidden_matrices(PolicyModel(model).requires_grad_(True))) == 14  # seven in each of two layers
     add_adapter(model, LoraConfig(lora_rank=2), base=folder)
     assert {min(matrix.shape) for matrix in hidden_matrices(PolicyModel(model))} == {2}

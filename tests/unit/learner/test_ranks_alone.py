@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.learner import ranks as joining
+from agentrl.learner import ranks as meeting
 from agentrl.learner import settings as sizes
+from agentrl.learner.deepspeed import ranks as joining
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.ranks import Ranks
@@ -48,16 +49,16 @@ def test_a_process_group_is_taken_down_by_whoever_made_it(monkeypatch: pytest.Mo
     ended: list[bool] = []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(comm, "destroy_process_group", lambda: ended.append(True))
-    Ranks(0, 2, CPU, owner=False).leave()
+    Ranks(0, 2, CPU, owner=False, end=joining._leave).leave()
     assert not ended
-    Ranks(0, 2, CPU).leave()
+    Ranks(0, 2, CPU, end=joining._leave).leave()
     assert ended
 
 
 def test_a_rank_tells_deepspeed_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR"):
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(joining, "_initialize", lambda *_: None)
+    monkeypatch.setattr(joining, "meet", lambda *_: None)
     monkeypatch.setattr(joining, "_prepare_deepspeed", lambda: None)
     given: dict[str, Any] = {"master_port": 7, "master_addr": "host", "device": "cpu", "timeout_s": 1.0}
     joining.join(5, 8, **given)
@@ -68,7 +69,7 @@ def test_a_rank_tells_deepspeed_its_place(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_meeting_point_listens_on_loopback_only() -> None:
-    listener = socket.socket(fileno=joining._loopback_listener(0))
+    listener = socket.socket(fileno=meeting._loopback_listener(0))
     assert listener.getsockname()[0] == "127.0.0.1"
     listener.close()
 

@@ -188,11 +188,11 @@ BUCKET = 2**22
 @pytest.mark.parametrize(("stage", "offload"), [(1, False), (2, False), (2, True), (3, False), (3, True)])
 def test_the_peak_of_a_whole_step_is_what_is_computed(stage: int, offload: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPU and CPU memory are one here, so the parts of both are added."""
-    from agentrl.learner import engine
+    from agentrl.learner.deepspeed import engine, options
     from agentrl.learner.learner import LearnerRank
     from tests.benchmarks.learner_memory import PeakMemory
 
-    for module in (engine, memory):
+    for module in (engine, options, memory):
         monkeypatch.setattr(module, "BUCKET_ELEMENTS", BUCKET)
     model = write_model(tmp_path, **(SMALL | {"num_hidden_layers": 6}))
     before = live_storages()

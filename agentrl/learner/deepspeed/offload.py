@@ -8,6 +8,8 @@ import torch
 from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
 from deepspeed.runtime.zero.offload_states import offload_optimizer_states, reload_optimizer_states
 
+from agentrl.learner.parameters import move
+
 _MASTER = OffloadStateTypeEnum.hp_params
 _WEIGHTS = OffloadStateTypeEnum.lp_params
 _OPTIMIZER = OffloadStateTypeEnum.optim_states
@@ -23,7 +25,7 @@ def offload(engine: Any, *, keep_weights: bool, pin: bool) -> None:
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     if not stage:  # DeepSpeed moves nothing without ZeRO
         offload_optimizer_states(optimizer, "cpu", pin_memory=pin)
-        _move(engine.module, torch.device("cpu"), () if keep_weights else ("data",))
+        move(engine.module, torch.device("cpu"), weights=not keep_weights)
         _empty_cache()
         return
     states = [*_GRADIENTS, *([] if keep_weights else [_WEIGHTS])]
@@ -41,7 +43,7 @@ def reload(engine: Any, device: torch.device) -> None:
     """Undo `offload`; gradients, which nobody reads after a step, come back without their values where DeepSpeed drops them."""
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     if not stage:
-        _move(engine.module, device, ("data",))
+        move(engine.module, device, weights=True)
         reload_optimizer_states(optimizer, device)
         return
     if stage == 3 and _MASTER in optimizer.offloaded_states:
@@ -61,15 +63,6 @@ def _offload_sharded(optimizer: Any, *, pin: bool) -> None:
         part.data = held.copy_(part.data)
     offload_optimizer_states(optimizer.optimizer, "cpu", pin_memory=pin)
     optimizer.offloaded_states |= {_MASTER, _OPTIMIZER}
-
-
-@torch.no_grad()
-def _move(module: torch.nn.Module, device: torch.device, parts: tuple[str, ...]) -> None:
-    """Drop gradients, and move parameters and buffers if they are among `parts`."""
-    for parameter in module.parameters():
-        parameter.grad = None
-    for tensor in [*module.parameters(), *module.buffers()] if parts else []:
-        tensor.data = tensor.data.to(device)
 
 
 def _empty_cache() -> None:

@@ -1,0 +1,1 @@
+"""Back-end of the learner: DeepSpeed, with ZeRO over any number of ranks."""

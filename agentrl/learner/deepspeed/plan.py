@@ -1,0 +1,171 @@
+"""Facts and rules of DeepSpeed as a back-end of the learner: ZeRO, its offloading, and ranks that run micro-batches together."""
+
+from __future__ import annotations
+
+from agentrl.algo.estimators import estimator_facts
+from agentrl.algo.plan import AlgoConfig
+from agentrl.core.errors import ConfigError
+from agentrl.core.settings import refuse_set
+from agentrl.learner.backends import BackendFacts, whole_states
+from agentrl.learner.optimizer_table import OPTIMIZERS
+from agentrl.learner.plan import LearnerConfig, LoraConfig
+
+
+def check(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
+    """Check the settings of DeepSpeed against each other and against others.
+
+    Raises:
+        ConfigError: For the first setting that has no effect, or excludes another.
+    """
+    _check_optimizer(learner)
+    _check_zero(learner, algo)
+    if learner.optimizer_offload and not learner.zero_stage:
+        raise ConfigError("--optimizer-offload", True, "has no effect with --zero-stage 0", "Use --zero-stage 1, 2 or 3.")
+    if learner.deepcompile:
+        _check_deepcompile(learner, algo, lora)
+    if learner.learner_tensor_parallel > 1:
+        _check_tensor_parallel(learner, algo, lora)
+    if learner.sequence_parallel > 1:
+        _check_sequence_parallel(learner, algo)
+
+
+def _check_optimizer(learner: LearnerConfig) -> None:
+    name = learner.optimizer
+    if OPTIMIZERS[name].whole and learner.learner_dtype == "bfloat16":
+        problem = f"has float32 master weights in ZeRO 1 to 3 only, and {name} needs --zero-stage 0"
+        raise ConfigError("--learner-dtype", "bfloat16", problem, "Leave it out: --optimizer muon and adafactor train in float32.")
+    others = (
+        ("--optimizer-offload", learner.optimizer_offload),
+        ("--deepcompile", learner.deepcompile),
+        ("--learner-tensor-parallel", learner.learner_tensor_parallel > 1),
+    )
+    for flag, given in others:
+        if given and name != "adamw":
+            raise ConfigError(flag, given, f"goes with --optimizer adamw only, and not with {name}", "Leave out one of the two.")
+
+
+def _check_zero(learner: LearnerConfig, algo: AlgoConfig) -> None:
+    if learner.zero_stage != 3:
+        problem, remedy = f"has no effect with --zero-stage {learner.zero_stage}", "Add --zero-stage 3, or leave it out."
+        refuse_set(learner, ("zero_hpz_size", "zero_quantized_weights", "zero_quantized_gradients"), problem, remedy)
+    if learner.num_learners % learner.zero_hpz_size:
+        problem = f"does not divide --num-learners {learner.num_learners}"
+        raise ConfigError("--zero-hpz-size", learner.zero_hpz_size, problem, "Use the number of learner ranks on a machine.")
+    if learner.zero_hpz_size > 1 and estimator_facts(algo.advantage_estimator).needs_critic:
+        problem = "serves one trained model, and this estimator trains a critic beside the policy"
+        raise ConfigError("--zero-hpz-size", learner.zero_hpz_size, problem, "Leave it out, or use another --advantage-estimator.")
+    if learner.fp32_communication and not learner.zero_stage:
+        raise ConfigError("--fp32-communication", True, "has no effect with --zero-stage 0", "Leave one of the two out.")
+    if learner.compile_layers and learner.zero_stage == 3:
+        problem = "cannot compile layers whose parameters are gathered as they run"
+        raise ConfigError("--compile-layers", True, problem, "Use --zero-stage 2, or leave it out.")
+    if learner.compile_layers and learner.tiled_mlp:
+        raise ConfigError("--compile-layers", True, "does not go with --tiled-mlp", "Set one of them only.")
+
+
+def _check_deepcompile(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
+    if not learner.zero_stage:
+        raise ConfigError("--deepcompile", True, "has no effect with --zero-stage 0", "Use --zero-stage 1, 2 or 3.")
+    if estimator_facts(algo.advantage_estimator).needs_critic:
+        problem = "compiles one trained model, and this estimator trains a critic beside the policy"
+        raise ConfigError("--deepcompile", True, problem, "Leave it out, or use another --advantage-estimator.")
+    others = (
+        ("--compile-layers", learner.compile_layers),
+        ("--router-replay", algo.router_replay),
+        ("--lora-rank", lora.lora_rank),
+        ("--sequence-parallel", learner.sequence_parallel > 1),
+        ("--learner-tensor-parallel", learner.learner_tensor_parallel > 1),
+        ("--tiled-mlp", learner.tiled_mlp),
+        ("--activation-offload", learner.activation_offload),
+        ("--optimizer-offload", learner.optimizer_offload),
+        ("--zero-hpz-size", learner.zero_hpz_size > 1),
+        ("--zero-quantized-weights", learner.zero_quantized_weights),
+        ("--zero-quantized-gradients", learner.zero_quantized_gradients),
+    )
+    for name, given in others:
+        if given:
+            raise ConfigError("--deepcompile", True, f"does not go with {name}", "Leave out one of the two.")
+
+
+def _check_tensor_parallel(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
+    size = learner.learner_tensor_parallel
+    if learner.num_learners % size:
+        why = f"does not divide --num-learners {learner.num_learners}"
+        raise ConfigError("--learner-tensor-parallel", size, why, "Use a multiple of it for --num-learners.")
+    others = (
+        ("--lora-rank", lora.lora_rank),
+        ("--aux-loss-coef", algo.aux_loss_coef),
+        ("--router-replay", algo.router_replay),
+        ("--ref-reset-every", algo.ref_reset_every),
+        ("--ema-decay", learner.ema_decay is not None),
+        ("--sequence-parallel", learner.sequence_parallel > 1),
+        ("--zero-hpz-size", learner.zero_hpz_size > 1),
+        ("--reference-offload", learner.reference_offload),
+        ("--tiled-mlp", learner.tiled_mlp),
+        ("--compile-layers", learner.compile_layers),
+    )
+    for name, given in others:
+        if given:
+            raise ConfigError("--learner-tensor-parallel", size, f"does not go with {name}", "Leave out one of the two.")
+
+
+def _check_sequence_parallel(learner: LearnerConfig, algo: AlgoConfig) -> None:
+    size = learner.sequence_parallel
+    if learner.num_learners % size:
+        why = f"does not divide --num-learners {learner.num_learners}"
+        raise ConfigError("--sequence-parallel", size, why, "Use a multiple of it for --num-learners.")
+    if learner.attn_implementation in ("sdpa", "eager"):
+        raise ConfigError("--sequence-parallel", size, f"needs packed rows, and {learner.attn_implementation} pads them", "Use varlen.")
+    if algo.aux_loss_coef:
+        raise ConfigError("--sequence-parallel", size, "does not go with --aux-loss-coef", "Set one of them only.")
+
+
+def check_dora(lora: LoraConfig, zero_stage: int) -> None:
+    """Refuse DoRA where its layers would find only a part of a weight, whose rows they measure.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if lora.use_dora and zero_stage == 3:
+        problem = "keeps a part of each weight, and DoRA (--use-dora) measures whole rows"
+        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --use-dora.")
+
+
+def check_divided_4bit(zero_stage: int) -> None:
+    """Refuse frozen weights in 4 bits where ZeRO would divide them.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if zero_stage == 3:
+        problem = "cannot spread weights in 4 bits over ranks"
+        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --load-in-4bit.")
+
+
+def check_flattened(optimizer: str, zero_stage: int) -> None:
+    """Refuse an optimizer of whole matrices where ZeRO gives it parts of them.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if OPTIMIZERS[optimizer].whole and zero_stage:
+        problem = f"gives optimizers flattened parts of matrices, and {optimizer} needs whole ones"
+        raise ConfigError("--zero-stage", zero_stage, problem, "Use --zero-stage 0, or --optimizer adamw or adamw_8bit.")
+
+
+def states(size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -> tuple[float, float, float]:
+    """Return the bytes of parameters, gradients and optimizer of one trained model on one rank; see `agentrl.learner.backends.States`.
+
+    The optimizer has its state, and master weights unless it trains in float32 without ZeRO. ZeRO-1 sums the gradients of all parameters in
+    float32 before it divides them; bfloat16 has at least that.
+    """
+    stage, ranks = max(learner.zero_stage, int(width == 2)), learner.num_learners
+    sharded = size * learner.learner_tensor_parallel / ranks
+    parameters = (sharded if stage == 3 else size) * width
+    if stage == 0:
+        return whole_states(size, learner.optimizer, outside=outside)
+    gradients = (size if stage == 1 else sharded) * 4
+    return parameters, gradients, sharded * (4 + OPTIMIZERS[learner.optimizer].state_bytes)
+
+
+FACTS = BackendFacts(check=check, states=states, packages=("deepspeed",))

@@ -1,0 +1,1 @@
+"""Back-end of the learner: PyTorch alone, on one rank."""
