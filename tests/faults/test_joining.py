@@ -77,7 +77,7 @@ from agentrl.resolve.commands import load_config
 async def main():
     config = load_config(["--agent", "module:Name", *sys.argv[1:]])
     runtime = RayRuntime(cluster_plan(config), lambda stage: print("stage:", stage, flush=True))
-    runtime._create_actors = lambda placement, gpus: sys.exit(f"placed on {gpus} GPUs")
+    runtime._create_actors = lambda placement: sys.exit(f"placed on {runtime._gpus()} GPUs")
     try:
         await runtime.start()
     except Exception as error:

@@ -17,7 +17,8 @@ from agentrl.algo.corrections import CORRECTIONS
 from agentrl.algo.estimators import ESTIMATORS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Setting, bare, flag, notes_of, settings_of
+from agentrl.config.sections import Setting, bare, notes_of, settings_of
+from agentrl.core.settings import flag
 from tests.golden.cases import DRAWN, Case
 from tests.golden.record import Recorder
 
