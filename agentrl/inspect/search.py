@@ -36,6 +36,7 @@ def search(run: RunReader, text: str, *, case: bool = False, after: int = 0, lim
         for number, start, size, group, step in rows:
             line = run.store.episode_line(start, size)
             searched, last = searched + 1, number
+            # Most lines are ruled out by their bytes, without being parsed.
             if raw in (line if case else line.lower()) and (record := parsed(line)) is not None:
                 matches += [{**match, "group": group, "step": step} for match in _matches(record, needle, case=case)]
             if len(matches) >= limit or time.monotonic() > until:
