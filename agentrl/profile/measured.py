@@ -84,6 +84,7 @@ def _memory(measured: Measured, plan: Plan) -> Iterator[tuple[str, float, float,
 
 
 def _off(was: float, planned: Range) -> str:
+    # A plan of one value, not a range, is right up to rounding, which the last line decides.
     if planned.low <= was <= planned.high and planned.low < planned.high:
         return "right"
     end = planned.low if was < planned.low else planned.high
