@@ -133,6 +133,7 @@ def _in_process(settings: CheckSettings, task: Task | None = None, on_start: Cal
     with tempfile.NamedTemporaryFile(prefix="agentrl-check-") as file:
         file.write(pickle.dumps(load_agent(settings.env)))
         file.flush()
+        # The classes of the object are imported there from where this process found them.
         more = {GIVEN: file.name, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         return check(settings, command(*words, on_start=on_start, **more), task)
 
@@ -152,6 +153,7 @@ async def rehearse(settings: CheckSettings, task: Task) -> str:
     try:
         result = CheckResult(await asyncio.to_thread(_in_process, settings, task, processes.append))
     except asyncio.CancelledError:
+        # A thread cannot be cancelled, but this one returns when its process ends.
         for process in processes:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGTERM)  # its guardian kills it with all that it started

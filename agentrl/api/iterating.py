@@ -218,6 +218,7 @@ class _Round:
         command = method or phase
         self.console.print(Text(f"\n{phase}: agentrl {command}", style="bold cyan"), soft_wrap=True)
         code = _run([sys.executable, "-m", "agentrl", command, *words])
+        # A phase that the signal ended before it could handle it has a negative code.
         if code == INTERRUPTED or code == -signal.SIGINT:
             raise KeyboardInterrupt
         if code not in (0, INCOMPLETE) or not done.exists():

@@ -35,6 +35,7 @@ def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
 
     for name in ("trajectories.jsonl", "requests.jsonl", "groups.jsonl"):
         _filter_lines(run_dir / name, lambda row: is_closed(row.get("group_id")))
+    # The index names places in the file as it was, and is made anew when episodes are written.
     index_path(run_dir / "trajectories.jsonl").unlink(missing_ok=True)
 
     def stays(row: dict[str, Any]) -> bool:  # without a checkpoint, what was measured before the first step is measured again too
@@ -54,6 +55,7 @@ def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     with complete_file(path) as partial, path.open("rb") as lines, partial.open("wb") as kept:
         for line in lines:
             if not line.endswith(b"\n"):
+                # The last line may be whole, and lack only its newline.
                 line = line + b"\n" if parsed(line) is not None else b""
             if line.strip() and keep(json.loads(line)):
                 kept.write(line)

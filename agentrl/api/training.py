@@ -139,6 +139,7 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     cluster = plan.cluster
     runtime = make_runtime(cluster, tracker.on_stage)
     status, ledger, stop_reason = "failed", None, None
+    # Begun early, so that it runs beside the checks that follow.
     proof = asyncio.create_task(_refuse_wrong(plan, cluster))
     proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
