@@ -118,6 +118,7 @@ class Background(Generic[T]):
             finally:
                 # Released before the result is set, so that whoever waits for it may begin the next work at once.
                 _one_at_a_time.release()
+        # Whoever waits gets everything that ends the work, also the `SystemExit` of user code.
         except BaseException as error:
             self._ended.set_exception(error)
         else:

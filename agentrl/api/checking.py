@@ -162,6 +162,7 @@ async def rehearse(settings: CheckSettings, task: Task) -> str:
         if isinstance(error, ConfigError) and error.field == "--agent":  # each worker would fail in the same way
             raise ConfigError(error.field, error.value, error.problem, f"{error.remedy} {BEGIN_ANYWAY}") from error
         return f"no scripted episode could be played before the run: {error}"
+    # These may not hold in the run, whose deadlines are longer and whose template may be another one.
     unclear = ("hangs", "timeout", "leaks-memory", *(() if known else ("template-refuses",)))
     if wrong := next((found for found in result.errors if found.rule.id not in unclear), None):
         remedy = f"{wrong.rule.remedy} `agentrl check` looks further; {BEGIN_ANYWAY}"

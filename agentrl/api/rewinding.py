@@ -28,6 +28,7 @@ def saved_so_far(run_dir: Path | None) -> str:
 
 def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
     """Take back what was recorded after the checkpoint, since it will happen again, and return the metrics of the steps that stay."""
+    # These groups were under way, and are played again under the same numbers.
     repeated = {group_id for group_id, *_ in progress.open_groups}
 
     def is_closed(group_id: int | None) -> bool:  # a record too large to be kept has no id
@@ -41,6 +42,7 @@ def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
     def stays(row: dict[str, Any]) -> bool:  # without a checkpoint, what was measured before the first step is measured again too
         return bool(progress.step) and row["step"] <= progress.step
 
+    # Records of evaluations name the version of the weights, which is the number of steps done.
     _filter_lines(run_dir / EVAL_TRAJECTORIES, lambda row: stays({"step": row.get("version", 0)}))
     index_path(run_dir / EVAL_TRAJECTORIES).unlink(missing_ok=True)
     for name in ("evaluations.jsonl", "steps.jsonl", "annotations.jsonl", "metrics.jsonl"):

@@ -85,6 +85,7 @@ class Replayer:
         has_requests: bool = False,
     ) -> None:
         self._agent, self._settings, self._limits = agent, settings, limits
+        # Nearly all records of a run have the same end tokens, so one codec serves them.
         self._make_codec, self._find_task = cache(make_codec), find_task
         self._find_log, self._has_requests = find_log, has_requests
         self._sessions = open_sessions(agent, settings.env)

@@ -41,6 +41,7 @@ def search(run: RunReader, text: str, *, case: bool = False, after: int = 0, lim
                 matches += [{**match, "group": group, "step": step} for match in _matches(record, needle, case=case)]
             if len(matches) >= limit or time.monotonic() > until:
                 break
+        # A batch that is not full, and was searched to its end, is the last one.
         if len(rows) < BATCH and (not rows or last == rows[-1][0]):
             last = None
     return {"text": text, "matches": matches, "next": last if text else None, "searched": searched, "of": total}

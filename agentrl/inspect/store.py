@@ -147,6 +147,7 @@ class Store:
     def query(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that an SQL query finds."""
         with self.lock:
+            # All rows at once, because another thread may change the tables once the lock is free.
             return self._db.execute(sql, values).fetchall()
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> Any:

@@ -48,6 +48,7 @@ def read_measured(metrics: Sequence[Mapping[str, Any]], *, max_staleness: int) -
         return statistics.fmean(values) if values else 0.0
 
     answers, trained = mean("episode/tokens_mean"), mean("episodes")
+    # Rows hold prompts and observations as well, so what was not sampled is the rest.
     whole = mean("tokens/rows") / trained if trained else answers
     step_s = mean("time/step_s")
     return Measured(
