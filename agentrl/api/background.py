@@ -84,6 +84,7 @@ class Background(Generic[T]):
         cancelled: asyncio.CancelledError | None = None
         while not self._ended.done():
             try:
+                # Not awaited itself, because a cancellation would pass from the wrapped future to that of the work.
                 await asyncio.wait([asyncio.wrap_future(self._ended)])
             except asyncio.CancelledError as error:
                 cancelled = error
@@ -115,7 +116,9 @@ class Background(Generic[T]):
             try:
                 result = asyncio.run(self._main())
             finally:
+                # Released before the result is set, so that whoever waits for it may begin the next work at once.
                 _one_at_a_time.release()
+        # Whoever waits gets everything that ends the work, also the `SystemExit` of user code.
         except BaseException as error:
             self._ended.set_exception(error)
         else:
@@ -124,6 +127,7 @@ class Background(Generic[T]):
     async def _main(self) -> T:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.ensure_future(self._work(self._stop))
+        # An interrupt may have come before there was a task to cancel.
         if self._interrupts:
             self._on_interrupt()
         return await self._task
@@ -180,6 +184,7 @@ class _Signals(Generic[T]):
             self._force = threading.Timer(self._stop_timeout_s + ENDING_S, _end_at_once, (self._saved,))
             self._force.daemon = True
             self._force.start()
+            # A handler may run between any two instructions of Python code, so the loop does the rest.
             self._loop.call_soon_threadsafe(self._ask)
         elif number != self._seen[0] or now - self._seen[1] > REPEATED_S:
             _end_at_once(self._saved)

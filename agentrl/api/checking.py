@@ -133,6 +133,7 @@ def _in_process(settings: CheckSettings, task: Task | None = None, on_start: Cal
     with tempfile.NamedTemporaryFile(prefix="agentrl-check-") as file:
         file.write(pickle.dumps(load_agent(settings.env)))
         file.flush()
+        # The classes of the object are imported there from where this process found them.
         more = {GIVEN: file.name, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         return check(settings, command(*words, on_start=on_start, **more), task)
 
@@ -152,6 +153,7 @@ async def rehearse(settings: CheckSettings, task: Task) -> str:
     try:
         result = CheckResult(await asyncio.to_thread(_in_process, settings, task, processes.append))
     except asyncio.CancelledError:
+        # A thread cannot be cancelled, but this one returns when its process ends.
         for process in processes:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGTERM)  # its guardian kills it with all that it started
@@ -160,6 +162,7 @@ async def rehearse(settings: CheckSettings, task: Task) -> str:
         if isinstance(error, ConfigError) and error.field == "--agent":  # each worker would fail in the same way
             raise ConfigError(error.field, error.value, error.problem, f"{error.remedy} {BEGIN_ANYWAY}") from error
         return f"no scripted episode could be played before the run: {error}"
+    # These may not hold in the run, whose deadlines are longer and whose template may be another one.
     unclear = ("hangs", "timeout", "leaks-memory", *(() if known else ("template-refuses",)))
     if wrong := next((found for found in result.errors if found.rule.id not in unclear), None):
         remedy = f"{wrong.rule.remedy} `agentrl check` looks further; {BEGIN_ANYWAY}"

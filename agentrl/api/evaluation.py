@@ -248,6 +248,7 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
         "comparison": None if comparison is None else dataclasses.asdict(comparison),
     }
     with complete_file(evaluation.path / "eval.json") as partial:
+        # The function `encode` turns numbers that are not finite into null; the second pass only indents.
         partial.write_text(json.dumps(json.loads(encode(result)), indent=2) + "\n", encoding="ascii")
 
 

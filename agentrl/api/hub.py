@@ -24,6 +24,7 @@ def check_hub(name: str) -> None:
         raise ConfigError(FLAG, name, "needs a token", "Set HF_TOKEN, or run `hf auth login`.")
     try:
         HfApi().whoami()
+    # The client of the hub raises errors of its own and those of its HTTP library.
     except Exception as error:
         raise ConfigError(
             FLAG, name, f"the hub does not accept the token: {_line(error)}", "Set HF_TOKEN to a token that may write."

@@ -120,6 +120,7 @@ def check_phases(config: IterateConfig) -> None:
     from agentrl.resolve.commands import load_eval, load_sample
     from agentrl.resolve.tune import load as load_method
 
+    # Round 1 stands for all of them, because the others differ in names, seeds and models alone.
     plan = _Round(config, Path("runs") / "iterate", 1, config.iterate.model, Console(quiet=True))
     checks: dict[str, Callable[[], object]] = {
         "sample": lambda: load_sample(plan.sample_words()),
@@ -218,6 +219,7 @@ class _Round:
         command = method or phase
         self.console.print(Text(f"\n{phase}: agentrl {command}", style="bold cyan"), soft_wrap=True)
         code = _run([sys.executable, "-m", "agentrl", command, *words])
+        # A phase that the signal ended before it could handle it has a negative code.
         if code == INTERRUPTED or code == -signal.SIGINT:
             raise KeyboardInterrupt
         if code not in (0, INCOMPLETE) or not done.exists():

@@ -28,6 +28,7 @@ def saved_so_far(run_dir: Path | None) -> str:
 
 def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
     """Take back what was recorded after the checkpoint, since it will happen again, and return the metrics of the steps that stay."""
+    # These groups were under way, and are played again under the same numbers.
     repeated = {group_id for group_id, *_ in progress.open_groups}
 
     def is_closed(group_id: int | None) -> bool:  # a record too large to be kept has no id
@@ -35,11 +36,13 @@ def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
 
     for name in ("trajectories.jsonl", "requests.jsonl", "groups.jsonl"):
         _filter_lines(run_dir / name, lambda row: is_closed(row.get("group_id")))
+    # The index names places in the file as it was, and is made anew when episodes are written.
     index_path(run_dir / "trajectories.jsonl").unlink(missing_ok=True)
 
     def stays(row: dict[str, Any]) -> bool:  # without a checkpoint, what was measured before the first step is measured again too
         return bool(progress.step) and row["step"] <= progress.step
 
+    # Records of evaluations name the version of the weights, which is the number of steps done.
     _filter_lines(run_dir / EVAL_TRAJECTORIES, lambda row: stays({"step": row.get("version", 0)}))
     index_path(run_dir / EVAL_TRAJECTORIES).unlink(missing_ok=True)
     for name in ("evaluations.jsonl", "steps.jsonl", "annotations.jsonl", "metrics.jsonl"):
@@ -54,6 +57,7 @@ def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     with complete_file(path) as partial, path.open("rb") as lines, partial.open("wb") as kept:
         for line in lines:
             if not line.endswith(b"\n"):
+                # The last line may be whole, and lack only its newline.
                 line = line + b"\n" if parsed(line) is not None else b""
             if line.strip() and keep(json.loads(line)):
                 kept.write(line)

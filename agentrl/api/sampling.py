@@ -155,6 +155,7 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
         await runtime.start()
         pool = pool_of(runtime)
         progress.on_stage("sampling")
+        # The rows are made of records, so every episode is recorded, with its messages.
         settings = replace(eval_plan(config), num_recorded=samples, with_messages=True)
         await play_tasks(pool, missing, settings, version=0, name="sample", on_group=on_group, supervise=True)
     finally:

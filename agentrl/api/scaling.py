@@ -38,6 +38,7 @@ def request_engines(run_dir: Path, number: int, timeout_s: float = ANSWER_TIMEOU
             if problem := answer.get("problem"):
                 raise ConfigError("--num-engines", number, str(problem), str(answer.get("remedy", "")))
             return str(answer["said"])
+    # The request must not be answered later, when nobody waits for it.
     (run_dir / REQUEST).unlink(missing_ok=True)
     raise ConfigError("RUN", str(run_dir), f"no run answered within {timeout_s:.0f} s", "Give the folder of a run that trains now.")
 
@@ -51,6 +52,7 @@ async def answer_requests(run_dir: Path, pool: RolloutPool) -> None:
         request = _read(run_dir / REQUEST)
         if not request:
             continue
+        # Taken away first, so that a request is carried out once, whatever comes of it.
         (run_dir / REQUEST).unlink(missing_ok=True)
         answer: dict[str, object] = {"id": request.get("id")}
         try:

@@ -58,6 +58,7 @@ async def serve(plan: ClusterPlan, name: str, say: Say) -> None:
         EngineError: If the engine does not start.
     """
     loads_model = plan.engine.engine.engine != NO_ENGINE
+    # The limit is meant for one episode; a person may ask for as long as the endpoint is open.
     endpoint = replace(plan.episodes.endpoint, max_requests=NO_LIMIT)
     settings = replace(plan.episodes, endpoint=endpoint)
     tokenizer = load_tokenizer(settings.model.model, trust_remote_code=settings.model.trust_remote_code)

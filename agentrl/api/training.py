@@ -84,6 +84,7 @@ async def train(plan: RunPlan, stop: StopRequest | None = None, callbacks: Seque
     """
     collect_rarely()
     config = plan.settings
+    # Asked before anything starts, so that a long run does not end with a token that the hub refuses.
     await on_thread(check_hub, config.record.push_to_hub)
     run = config.training
     left, lost = run.max_learner_restarts, ""
@@ -139,6 +140,7 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     cluster = plan.cluster
     runtime = make_runtime(cluster, tracker.on_stage)
     status, ledger, stop_reason = "failed", None, None
+    # Begun early, so that it runs beside the checks that follow.
     proof = asyncio.create_task(_refuse_wrong(plan, cluster))
     proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
@@ -348,6 +350,7 @@ async def _finish_uploads(uploads: Uploads, run: TrainingConfig, stop: StopReque
     try:
         await asyncio.wait([copied, asked], return_when=asyncio.FIRST_COMPLETED)
         if not copied.done():
+            # Only the wait is cancelled; the copy goes on, and is waited for once more with the time that is left.
             copied.cancel()
             await asyncio.gather(copied, return_exceptions=True)
             left_s = stop.signalled_s + run.stop_timeout_s - margin_s - time.monotonic()

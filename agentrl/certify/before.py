@@ -83,10 +83,12 @@ def _refusal(comparison: Comparison, certificate: Certificate, asked: str) -> Co
 async def _certify(path: Path, kernels: Sequence[str], *, trust_remote_code: bool) -> Certificate | None:
     """Return the certificate that a process of its own makes; `None`, and a line in the log, if it makes none."""
     words = [sys.executable, "-m", __name__, str(path), ",".join(kernels), str(int(trust_remote_code))]
+    # The twin is computed on the CPU, because the run may already start its own processes on the GPUs.
     variables = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=variables)
     try:
         output, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+        # Libraries may have written to standard output before.
         return Certificate.from_dict(json.loads(output.decode().splitlines()[-1]))
     except (TimeoutError, ValueError, KeyError, TypeError, IndexError):
         _log.info("%s is not certified before the run; see agentrl certify", path)

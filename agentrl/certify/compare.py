@@ -66,6 +66,7 @@ def reference_scores(model: Any, batch: Batch, *, gradients: bool = True) -> Sco
         with torch.set_grad_enabled(gradients):
             logprobs = row_scores(model, row.tokens.tolist(), torch.tensor(row.action_positions.tolist()), row.images)
             if gradients:
+                # Row by row, so that the graph of only one row is in memory.
                 torch.autograd.backward((logprobs * weights[begin:end]).sum())
         parts.append(logprobs.detach())
     return Scores(torch.cat(parts), _gradients(model) if gradients else {})
@@ -91,6 +92,7 @@ def learner_scores(policy: PolicyModel, micros: Sequence[MicroBatch], count: int
 
 
 def _weights(count: int) -> Tensor:
+    # Random weights, because errors of gradients may cancel in a plain sum.
     return torch.randn(count, generator=torch.Generator().manual_seed(1))
 
 
@@ -177,6 +179,7 @@ def compare_kernel(twin: str, kernel: str, batch: Batch, expected: Scores) -> li
             continue
         remedy = "Use --no-share-prompts." if name == "prefix trees" else _other_kernel(kernel)
         found.append(judged("learner", f"{kernel}, {name}", scores, expected, remedy=remedy))
+        # After a failure the second pass is told of only if it differs, because noise may then be the cause.
         if not found[-1].reason or not _same(scores, again):
             found.append(_twice(f"{kernel}, {name}, twice", scores, again))
     return found
@@ -206,6 +209,7 @@ def compare_adapter(twin: str, batch: Batch) -> Comparison:
     name = "LoRA and its merge"
     try:
         learned = Learned(twin, "eager", LoraConfig(lora_rank=RANK))
+        # The matrix B of a new adapter is zero, so that it would change nothing.
         generator = torch.Generator().manual_seed(2)
         for layer in adapted_layers(learned.policy.model).values():
             torch.nn.init.normal_(layer.lora_B[ADAPTER].weight, std=0.05, generator=generator)

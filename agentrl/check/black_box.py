@@ -95,6 +95,7 @@ class ScriptedModel:
 
     def __init__(self, codec: ChatCodec, parser: AnswerParser, task: Task, policy: TextPolicy, *, seed: int, index: int) -> None:
         self._codec, self._parser, self._task, self._policy, self._index = codec, parser, task, policy, index
+        # The seed is a text, which `Random` hashes alike in every process; it accepts no tuples.
         self._rng = Random(f"{seed} {policy.name} {task.id} {index}")
         self._called: set[str] = set()
         self.episode: BlackBoxEpisode | None = None
@@ -103,6 +104,7 @@ class ScriptedModel:
         """The tokens of the answer to a request of the engine."""
         number = int(request.request_id.rpartition("-")[2])
         assert self.episode is not None
+        # Requests of one agent may overlap, so the number of the engine's request says which of them is asked.
         asked = next(exchange.request for exchange in self.episode.session.exchanges if exchange.sample == number)
         ids = await self.answer(asked, number)
         return written_turn([*ids, *self._codec.turn_end_ids], request.sampling.max_tokens)
@@ -112,6 +114,7 @@ class ScriptedModel:
         tool = self._next_tool(asked)
         if tool is not None:
             self._called.add(tool["function"]["name"])
+            # Templates may write calls with control tokens, so a call is encoded with them; other answers are plain text.
             return self._codec.encode_text(self.call(tool))
         if asked.constraint is not None:
             return self._codec.encode_plain(json.dumps(value_of(asked.constraint.schema, self._task)))
@@ -233,6 +236,7 @@ def value_of(schema: Any, task: Task, whole: Any = None, depth: int = 0) -> Any:
     if known.get("enum"):
         return known["enum"][0]
     inner = known.get("anyOf") or known.get("oneOf") or ([_referred(str(known["$ref"]), whole)] if "$ref" in known else [])
+    # Schemas may refer to themselves, so the depth is bounded.
     if inner and depth < MAX_DEPTH:
         return value_of(inner[0], task, whole, depth + 1)
     if known.get("type") == "object" and depth < MAX_DEPTH:
@@ -294,6 +298,7 @@ def find_problems(context: Context, one: PlayedAgent) -> None:
     which = f"(task {one.task.id!r}, policy {one.policy!r})"
     if session.last_refusal is not None:
         context.found("request-refused", "run", f"{session.last_refusal.status}: {session.last_refusal.message[:FIRST_LINE]} {which}")
+    # An episode that reached the limit counts as truncated, which is trainable, so this comes before the test of success.
     if session.limit_reached:
         context.found("asks-forever", "run", f"more than {_max_requests(context)} requests {which}")
     elif one.good:

@@ -29,6 +29,7 @@ def digest(task: Any) -> str:
     if not isinstance(task, Task):
         return type(task).__name__
     parts = (task.prompt, task.label, task.seed, dict(task.metadata), task.images)
+    # User text may hold lone surrogates, which plain UTF-8 refuses.
     return hashlib.blake2b(stable(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -36,6 +37,7 @@ def stable(value: Any, depth: int = 0) -> str:
     """Text that is equal for equal values; of an object, its type and its attributes."""
     if value is None or isinstance(value, str | bytes | bool | int | float | complex):
         return repr(value)
+    # These have no attributes, so that all moments of a type would look the same below.
     if isinstance(value, MOMENTS):
         return str(value)
     if depth > MAX_DEPTH:
@@ -48,6 +50,7 @@ def stable(value: Any, depth: int = 0) -> str:
         return "[" + ",".join(stable(item, depth + 1) for item in value) + "]"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value).__name__ + stable({item.name: getattr(value, item.name) for item in dataclasses.fields(value)}, depth + 1)
+    # The bytes of an array of objects are addresses, which differ between equal arrays.
     if hasattr(value, "tobytes") and not getattr(getattr(value, "dtype", None), "hasobject", False):  # arrays and images
         form = [str(getattr(value, name, "")) for name in ("dtype", "shape", "mode", "size")]
         return f"{type(value).__name__}({' '.join(form)} {hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()})"

@@ -55,6 +55,7 @@ def scripts_to_repeat(context: Context) -> list[Script]:
     scripts = [(played.task, played.actions) for played in context.good()]
     policies = len(standard_policies(context.cls, context.tasks, context.form))
     longest = sorted(scripts, key=lambda script: -len(script[1]))[:EPISODES]
+    # Lists of actions cannot be hashed; a script that is in both selections is one object.
     return list({id(script): script for script in [*longest, *scripts[:policies]]}.values())
 
 
@@ -109,6 +110,8 @@ async def _reproduced(one: Play, other: Play) -> str:
         both = [*episodes[0], *episodes[1]]
         first = first or both
         difference = next(filter(None, map(_difference, *episodes)), None)
+        # Each round has its own seed, so an episode that draws from the global generators differs from its first round.
+        # Such a difference says nothing about shared state.
         if difference is None or any(map(_difference, first, both)):
             return ""
     return difference[1] if difference else ""

@@ -59,6 +59,7 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     if own_tasks and (tasks_differ := _tasks_differ(context, answer)):
         context.found("tasks-unstable", "tasks", f"{tasks_differ} in a process with another hash seed, at another time")
     elif seen := _first_difference(here, answer["episodes"]):
+        # A third process with the right time and another hash seed tells the two causes apart.
         still = await asyncio.to_thread(_ask, context, command, {**request, "clock_s": 0.0}, HASH_SEEDS[1])
         at_fault = "hash-order" if still is not None and _first_difference(here, still["episodes"]) else "clock-dependent"
         context.found(at_fault, "step", seen)
@@ -92,6 +93,7 @@ def _ask(context: Context, command: Sequence[str], request: Mapping[str, Any], h
         asked, told = folder / "request", folder / "answer"
         asked.write_bytes(pickle.dumps(request))
         words = [*command, str(asked), str(told)]
+        # Python reads the hash seed only when it starts, so the second process cannot set it for itself.
         environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
         quiet = subprocess.DEVNULL
         try:
@@ -107,6 +109,7 @@ def _ask(context: Context, command: Sequence[str], request: Mapping[str, Any], h
 def answer(request: str, told: str) -> None:
     """Be the second process: read the file `request`, write the file `told`."""
     asked = pickle.loads(Path(request).read_bytes())
+    # Before user code is imported, because `from time import time` binds the clock for good.
     if asked["clock_s"]:
         move_clock(asked["clock_s"])
     result: dict[str, Any] = {"error": "", "tasks": [], "episodes": [], "random": {}}
@@ -118,7 +121,9 @@ def answer(request: str, told: str) -> None:
         if asked["tasks"]:
             result["tasks"] = [digest(task) for task in TaskSource.from_agent(spec, shuffle=False).first(PEEK)]
         player = make_player(settings, spec, load_codec(settings), Watch())
+        # Not `asyncio.run`, whose end waits for threads of the environment that may hang.
         result["episodes"] = asyncio.new_event_loop().run_until_complete(_play_all(player, asked["episodes"]))
+    # User code may raise anything, and the first process reports it.
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"[:300]
     Path(told).write_text(json.dumps(result), encoding="utf-8")
@@ -135,6 +140,7 @@ def move_clock(seconds: float) -> None:
         _move(name, seconds)
     real, date = datetime.datetime, datetime.date
 
+    # Moments from before the move, and those that C code makes, are of the real class and must stay instances.
     class AnyMoment(type):
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, real if cls is Moved else date)

@@ -48,6 +48,7 @@ async def _check_fork(context: Context, task: Task, actions: list[str], number: 
         for copy in copies:
             await copy.run(root)
             if (seen := _difference(root.played, copy.played, number)) is not None:
+                # Only where the episode repeats itself without a snapshot is the snapshot to blame.
                 again = await context.player.play(task, repeating(actions))
                 if compared(root.played.values(), again.values(), "") is None:
                     context.found("snapshot-differs", *seen)

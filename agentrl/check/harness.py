@@ -82,6 +82,7 @@ class SessionModel(ScriptedModel):
         """Return True for a request of a helper, or for a summary of the conversation."""
         has_tools = bool(self._names & {tool["function"]["name"] for tool in asked.tools})
         last = next((message["content"] for message in reversed(asked.messages) if message["role"] == "user"), "")
+        # A conversation that goes on after a compaction quotes the summary, and asks for none.
         wants_summary = self.turn > 0 and SUMMARY not in last and _SUMMARY.search(last) is not None
         return wants_summary or (bool(self._names) and not has_tools)
 

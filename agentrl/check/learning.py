@@ -169,7 +169,9 @@ def _answers_matter(context: Context) -> bool:
             scores = [score for _, score in items]
             for (who, _), score in zip(items, rng.sample(scores, len(scores)) if shuffled else scores, strict=True):
                 groups.setdefault(who, []).append(score)
+        # The overall mean is the same in every deal, so this sum orders deals as the variance between groups does.
         spreads.append(math.fsum(len(group) * _mean(group) ** 2 for group in groups.values()))
+    # More than in all of 99 random deals: one in a hundred by chance.
     return spreads[0] > max(spreads[1:]) + SAME
 
 

@@ -83,6 +83,7 @@ async def _play(context: Context, longest: CheckedEpisode, count: int) -> None:
 
 async def _place(context: Context, longest: CheckedEpisode) -> str:
     """Return the line of user code from which most of the memory comes; empty if it is not known."""
+    # Tracing slows every allocation, so it begins only once growth is certain.
     tracemalloc.start(FRAMES)
     try:
         before = tracemalloc.take_snapshot()

@@ -230,6 +230,7 @@ class TextEpisode:
     def _go_on_from(self, root: TextEpisode) -> None:
         """Take over what was seen of another episode before this one parted from it."""
         count, theirs = self._episode.num_forked, root.played
+        # Copies, because the next prompt writes its length into the last turn.
         turns = [replace(turn) for turn in theirs.turns[:count]]
         self.played = replace(self.played, first=theirs.first, raw_first=theirs.raw_first, first_tokens=theirs.first_tokens, turns=turns)
         self._openings, self._agents = root._openings, set(root._readers[count])
@@ -371,4 +372,5 @@ def look_at(image: Any, limits: ImageConfig) -> tuple[str, str]:
         picture = decoded(image_bytes(image_text(image), ImageFetcher(limits.allow_image_urls)), limits.max_image_pixels)
     except (ValueError, OSError) as error:
         return repr(image)[:80], str(error)
+    # The size is hashed too, because pictures of other shapes may have the same bytes.
     return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest(), ""

@@ -64,6 +64,7 @@ class Effects:
         self._report, self._where, self.witness = report, where, witness
         self._first = shared_state()
         self._once: set[str] = set()
+        # Duplicates outlive a close by user code, and are what a closed stream is opened from again.
         self._streams = {name: os.dup(number) for name, number in STREAMS.items()}
 
     def compare(self, before: _Shared, method: str) -> None:
@@ -230,6 +231,7 @@ class Watch:
         call = UserCall(method, is_async, self.tag)
         self.calls.append(call)
         if self.status_fd >= 0:
+            # The name is padded, so that a shorter one overwrites all of a longer one.
             os.pwrite(self.status_fd, method.encode()[:STATUS_BYTES].ljust(STATUS_BYTES), 0)
         return call
 
@@ -294,6 +296,7 @@ def _constructor(cls: AgentClass, watch: Watch) -> Callable[[Any], Any]:
                 self.inner = cls()
 
     async def construct_async(self: Any) -> None:
+        # A plain call of the class would raise `TypeError`, because such an `__init__` returns a coroutine.
         self.inner = object.__new__(cls)
         await _async_call(self.inner.__init__, "__init__", watch)
 
@@ -304,6 +307,7 @@ def _plain_method(name: str, watch: Watch) -> Callable[..., Any]:
     def call(self: Any, *args: Any) -> Any:
         with watch.measured(name):
             value = getattr(self.inner, name)(*args)
+        # A plain method that returns an awaitable counts twice: it makes the awaitable, and the event loop runs it.
         return _timed(value, watch, watch.begin(name, True)) if inspect.isawaitable(value) else value
 
     return call
@@ -356,6 +360,7 @@ def _timed(awaitable: Awaitable[Any], watch: Watch, call: UserCall) -> Generator
                 except StopIteration as stop:
                     return stop.value
                 finally:
+                    # Pairs are compared, so that the computed time stays that of the longest stretch.
                     call.longest_s, call.computed_s = max((call.longest_s, call.computed_s), resumed.held())
             try:
                 value, error = (yield waits_for), None

@@ -22,6 +22,7 @@ MAX_SHOWN = 1000.0
 def print_report(report: Report, *, fix_hints: bool = False, console: Console | None = None) -> None:
     """Write tables, findings and a summary to standard output or to `console`; `fix_hints` adds code to each remedy."""
     out = console or Console(highlight=False, soft_wrap=False)
+    # Without a terminal rich would assume 80 columns.
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     tasks = report.env.get("tasks")
     name = Text.assemble((str(report.env.get("name", "")), "bold"), f" ({report.env.get('source', '')}), ")

@@ -41,6 +41,7 @@ async def check_resources(context: Context) -> None:
 
 
 def _report(context: Context, before: dict[str, int], after: dict[str, int]) -> None:
+    # A leak adds one in each round at least; less is something that is opened once and kept.
     grown = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind] >= ROUNDS}
     if "processes" in grown:  # each comes with pipes
         grown = {"processes": grown["processes"]}
@@ -104,6 +105,7 @@ async def _until_waiting(context: Context, method: str) -> None:
     count = len(context.watch.calls)
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
+        # Control comes back here only when the call suspends, so one that has begun is waiting or done.
         await asyncio.sleep(0)
         if any(call.method == method for call in context.watch.calls[count:]):
             return
@@ -113,6 +115,7 @@ async def _settled(base: dict[str, int] | None) -> dict[str, int]:
     """Return the open resources, once ending threads and tasks have ended."""
     deadline = time.monotonic() + SETTLE_S
     while True:
+        # Objects in reference cycles hold their files and sockets until they are collected.
         gc.collect()
         await asyncio.sleep(0.01)
         counts = _counts()
@@ -138,6 +141,7 @@ def _descriptors() -> tuple[int, int]:
         return psutil.Process().num_fds(), 0
     targets: list[str] = []
     for link in descriptors_folder().iterdir():
+        # One link is the descriptor of this listing itself, which is closed by now.
         with contextlib.suppress(OSError):
             targets.append(os.readlink(link))
     sockets = sum(target.startswith("socket:") for target in targets)

@@ -187,6 +187,7 @@ def _hopeless(played: Sequence[CheckedEpisode]) -> bool:
     """Return True if every episode so far has failed, in which case further deadlines are not waited for."""
     errors = [episode.error for episode in played]
     late = sum(isinstance(error, EnvTimeoutError) for error in errors)
+    # Each timeout costs its whole deadline, so two of them suffice where other failures need eight.
     return (len(errors) >= 8 or late >= 2) and None not in errors
 
 
@@ -212,5 +213,6 @@ def _check_close(context: Context) -> None:
             context.close_hangs |= cancelled
         elif call.error is not None:
             context.found("close-raises", "close", f"{type(call.error).__name__}: {call.error}")
+        # The next look covers this call again, and must not report it twice.
         if call.done:
             call.error = None

@@ -137,6 +137,7 @@ async def _play(context: Context, emit: Emit, command: Sequence[str], witness: W
     seed_globals(settings.run.seed)
     context.watch.effects = effects = Effects(report, context.where, witness)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
+    # Later phases rely on earlier ones: they repeat episodes of the policies, and are left out where a finding explains them.
     phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
         "solutions": check_solutions,
         "policies": play_standard,
@@ -173,6 +174,7 @@ class _Watchdog:
     def __init__(self, watch: Watch, report: Report, settings: CheckSettings, emit: Emit) -> None:
         self._watch, self._report, self._settings, self._emit = watch, report, settings, emit
         self._over, self._parent = threading.Event(), os.getppid()
+        # Named like the threads of the boundary, which the checks leave out when they count threads.
         self._thread = threading.Thread(target=self._look, name="agentrl-env", daemon=True)
 
     def __enter__(self) -> None:
@@ -204,6 +206,7 @@ class _Watchdog:
                 self._report.skipped.append("everything after this")
                 self._emit("done", self._report)
                 _end_children()
+                # No exception could interrupt the thread that user code blocks.
                 os._exit(0)
 
 
@@ -243,6 +246,7 @@ def main() -> int:
         os._exit(0)
     settings, task = pickle.loads(sys.stdin.buffer.read())
     sys.stdin = Unanswered()
+    # Processes that lose their parent become children of this one, so that `_end_children` finds them.
     with contextlib.suppress(OSError):
         launcher.adopt_orphans()
     status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
@@ -264,6 +268,7 @@ def main() -> int:
                 run_checks(settings, codec, _without_end(recorded, codec), emit, status, command=(sys.executable, "-m", __spec__.name))
         except ConfigError as error:
             write(phase="refused", field=error.field, value=str(error.value), problem=error.problem, remedy=error.remedy)
+        # A bug of the check itself must not look like a crash of the environment.
         except Exception:
             write(phase="failed", error=traceback.format_exc(), report={"findings": []})
     os._exit(0)  # threads that the environment left behind must not keep it

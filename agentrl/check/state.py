@@ -24,6 +24,7 @@ def class_state(context: Context) -> dict[str, bytes]:
 
 def restore_class_state(context: Context, state: Mapping[str, bytes]) -> None:
     """Make the values those of `class_state` again: lists, dictionaries and sets stay the objects that they are."""
+    # A list, because values are set while they are looked through.
     for label, owner, name, value in list(_values(context)):
         if label not in state or pickled(value) == state[label]:
             continue
@@ -43,6 +44,7 @@ def pickled(value: Any) -> bytes | None:
     """A value as bytes, to see whether it changes; `None` if it has no such form."""
     try:
         return pickle.dumps(value)
+    # The methods by which user code is pickled may raise anything.
     except Exception:
         return None
 

@@ -62,6 +62,7 @@ def check(settings: CheckSettings, run: Run, task: Task | None = None) -> Report
     Raises:
         ConfigError: If the request itself was wrong.
     """
+    # The last call may begin just before the budget ends, and then has its own deadline.
     limit = settings.check.budget_s + settings.check.timeout_s + GRACE_S
     with scratch_directory() as folder, open(folder / "output", "w+b") as output:
         events, status = str(folder / "events"), str(folder / "status")

@@ -83,6 +83,7 @@ def _check_history(context: Context, played: CheckedEpisode) -> None:
     """An observation that holds the one before it and the action between them, or three that grow."""
     texts = [turn.text for turn in played.turns]
     for before, turn, text in zip(texts, played.turns[1:], texts[1:], strict=False):
+        # A short answer, or one that the observation before holds too, may stand in the next one by chance.
         both = len(before) >= REPEATED_CHARS and before in text and len(turn.action) > 2 and turn.action in text
         if both and turn.action not in before:
             seen = f"an observation of {len(text)} characters holds the one before it and the answer to that"
@@ -99,6 +100,7 @@ def _check_history(context: Context, played: CheckedEpisode) -> None:
 def _check_size(context: Context, played: CheckedEpisode) -> None:
     limit = context.settings.engine.max_model_len
     for turn in played.turns:
+        # An answer that is only quoted back is no long observation; quoting may change its punctuation.
         echoed = played.policy in ("long", "copy") and re.sub(r"\W", "", turn.action[:50]) in re.sub(r"\W", "", turn.text)
         if limit and not turn.opens and turn.num_tokens >= HUGE_SHARE * limit and not echoed:
             context.found("observation-huge", "step", f"{turn.num_tokens} tokens of a context of {limit} ({_model(context)})")

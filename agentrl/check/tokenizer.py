@@ -61,6 +61,7 @@ class FileTokenizer:
 
     def __call__(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: Any) -> SimpleNamespace:
         """Token ids of a text, as `input_ids`."""
+        # The tokenizer takes this as its state, not as an argument of `encode`.
         self._tokenizer.encode_special_tokens = split_special_tokens
         return SimpleNamespace(input_ids=self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 

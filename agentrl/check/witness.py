@@ -60,6 +60,7 @@ def restore_torch(before: Mapping[str, str]) -> None:
     if torch is None or not known:
         return
     torch.set_default_dtype(getattr(torch, known["default dtype"].removeprefix("torch.")))
+    # Not "cpu": any named device makes torch intercept each call in order to add it.
     torch.set_default_device(None if known["default device"] == "cpu" else known["default device"])
     torch.set_num_threads(int(known["number of threads"]))
     torch.use_deterministic_algorithms(known["use of deterministic algorithms"] == "True")
@@ -76,6 +77,7 @@ class _Arrival(MetaPathFinder):
         """Find the module as without this object, and have its loader make the call in the end."""
         if fullname != "torch" or self not in sys.meta_path:
             return None
+        # Removed first, or `find_spec` below would ask this object again.
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
@@ -103,6 +105,7 @@ class Witness:
 
     def line(self, what: str) -> str:
         """Return the last line that changed something, to be put behind what was seen; empty if it is not known."""
+        # Taken away, so that a later finding does not name an old line.
         line = self._lines.pop(what, "")
         return f", at {line}" if line else ""
 

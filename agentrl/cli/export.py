@@ -75,6 +75,7 @@ def main(words: list[str]) -> int:
     if args.merge and not config.lora.lora_rank:
         raise ConfigError("--merge", True, "the run trained the model itself, there is no adapter", "Leave it out.")
     settings = _settings(learner_plan(config, "cpu"), args)
+    # Imports torch, for which a wrong request should not wait.
     from agentrl.learner.export import export_checkpoint
 
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -93,6 +93,7 @@ def _export(run: RunDirectory, args: InspectArgs, path: Path, screen: Screen) ->
 
 def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     name = args.episode
+    # Each agent of an episode has a trajectory with a name of its own, which may be given too.
     records = next(run.episodes(name), None) or [*run.chosen({"name": name})][:1]
     if not records:
         remedy = f"`agentrl inspect {run.path}` lists them; --record all records every one."
@@ -111,6 +112,7 @@ def _pieces(run: RunDirectory) -> Pieces | None:
     texts = TokenTexts(run, config.model.model if config else None)
     if texts.tokenizer is not None:
         return lambda ids: texts.pieces(ids) or []
+    # Transformers, which is slow to import, is needed only where there is no such file.
     try:
         tokenizer = load_tokenizer(run.tokenizer_path(config.model.model), trust_remote_code=config.model.trust_remote_code)
     except ConfigError:

@@ -113,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         meant = f"Did you mean `agentrl {near[0]}`? " if near else ""
         return report(ConfigError("command", words[0], "is not a command", f"{meant}Commands: {', '.join(COMMANDS)}."))
+    # The guardian forks, which would double a program that only calls this function.
     if words[0] in GUARDED and argv is None and is_command():
         stand_by()
     return guarded(partial(_run, words[0]), words[1:])
@@ -149,6 +150,7 @@ def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:
         sys.stderr.write(MESSAGE)
         return INTERRUPTED
     except BrokenPipeError:  # `agentrl inspect RUN | head` has seen enough
+        # Python writes out the rest of standard output when it ends, and would fail at the broken pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # agentrl's own, or a bug of ours or of a library: name it, and say how to see more
@@ -172,6 +174,7 @@ def _fitted(message: str) -> list[str]:
         return [message]
     from agentrl.track.text import wrapped
 
+    # Some terminals say that they have 0 columns.
     width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
     return [part for line in message.split("\n") for part in ([line] if line.startswith(" ") else wrapped(line, width))]
 

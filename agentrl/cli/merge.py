@@ -86,6 +86,7 @@ def _check_average(args: MergeArgs, sources: list[Path]) -> None:
             raise ConfigError("SOURCE", str(source), problem, f"Merge it first: agentrl merge {source} --output OUT.")
         if not (source / "config.json").is_file() or not list(source.glob("*.safetensors")):
             raise ConfigError("SOURCE", str(source), "holds no model in safetensors files", "Name a Hugging Face directory.")
+    # Written so that a sum that is not a number is refused too.
     if args.weights and (len(args.weights) != len(sources) or not sum(args.weights) > 0):
         problem = f"must be {len(sources)} numbers, one for each model, with a sum above 0"
         raise ConfigError("--weights", args.weights, problem, "Leave it out for equal weights.")

@@ -35,6 +35,7 @@ def main(words: list[str]) -> int:
     text = known[args.example].read_text(encoding="utf-8").replace(f"envs/{args.example}.py", str(args.file))
     try:
         args.file.parent.mkdir(parents=True, exist_ok=True)
+        # Mode x, so that a file which appears meanwhile is not overwritten.
         with args.file.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -68,6 +68,7 @@ PLAN = Command(
 def main(words: list[str]) -> int:
     """Print the plan for the words after ``plan``; the code is 1 if it does not fit."""
     own, rest = others(words, settings_of(PlanConfig))
+    # Help is that of this command, and not that of training, which reads the other words.
     asking = [word for word in rest if word in ("-h", "--help", "--completion")]
     args = load(PLAN, [*own, *asking])
     asked, run = args.hardware, args.hardware.measured

@@ -33,6 +33,7 @@ def open_session(config: PlayConfig) -> PlaySession:
     spec = load_agent(config.run.agent)
     check_servers(spec, config.sandbox.mcp)
     if hasattr(sys.stdin, "reconfigure"):
+        # Bytes of another encoding must not end the session.
         sys.stdin.reconfigure(errors="surrogateescape")
     shown = {"tokens": play.show_tokens, "logprobs": play.logprobs}
     plan, tasks = cluster_plan(config), training_tasks(config, spec)

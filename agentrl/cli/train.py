@@ -22,6 +22,7 @@ def main(words: list[str]) -> int:
     from agentrl.resolve.saved import with_saved_settings
 
     plan = RunPlan.of(read_train(with_saved_settings([word for word in words if word != "--dry-run"])))
+    # Imported only now, so that a wrong setting is refused without waiting for it.
     from agentrl.api.preview import preview
     from agentrl.api.training import train
 

@@ -72,6 +72,7 @@ def _open(address: str) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(f'<!doctype html><meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={address}">')
     path = Path(name)
+    # The file holds the secret of the page, so it also goes away when the command ends before the timer.
     atexit.register(path.unlink, missing_ok=True)
     webbrowser.open(path.as_uri())
     timer = threading.Timer(REDIRECT_S, path.unlink, kwargs={"missing_ok": True})

@@ -60,6 +60,7 @@ def label_type(evidence: Evidence) -> Verdict | Untested | None:
     files = sources(evidence.run)
     lines = bare_comparisons(files)
     seen = share(len(unpaid), len(right))
+    # Where the source is known, it has to show a comparison that fails for such a label.
     if len(right) < MIN_RIGHT or seen.low < MOST or (files and not lines):
         return None
     kind, first = type(unpaid[0].task.label).__name__, unpaid[0]
@@ -116,6 +117,7 @@ def _has_form(episode: PlayedEpisode, form: str) -> bool:
 
 def _unpaid_label(evidence: Evidence) -> Verdict | None:
     """The label stands in answers, and not one of these is paid."""
+    # A label that stands in the prompt may only be quoted in the answer, and proves nothing.
     holding = [
         episode
         for episode in evidence.episodes

@@ -78,6 +78,7 @@ async def _forms(replayer: Replayer, evidence: Evidence, episodes: Sequence[Play
         pairs = [await _paid(replayer, one, texts=_in_form(form, label_text(one.task.label))) for one in holding]
         if said := _gained(pairs, f"written as {quoted(written(form, label_text(holding[0].task.label)))} and so on"):
             return said
+    # Where no form is known, the right one may not be among those tried, which refutes nothing.
     return "" if len(holding) < MIN_RIGHT or PLAIN in wanted else None
 
 

@@ -96,6 +96,7 @@ class JudgedGroup:
     @property
     def flat(self) -> bool:
         """True if there are two members at least, and all earned the same."""
+        # Rounding errors grow with the reward, so the tolerance does too.
         return len(self.rewards) > 1 and max(self.rewards) - min(self.rewards) <= SAME * max(1.0, abs(self.rewards[0]))
 
 

@@ -139,6 +139,7 @@ def no_effect(evidence: Evidence) -> Verdict | Untested | None:
         )
     seen = bootstrap_mean([abs(move) for move, _ in pairs], seed=0)
     noise = [value for _, value in evidence.column("mismatch/mean")]
+    # A change below the mismatch of engine and learner cannot be told from it.
     limit = max(MOVED, 1.5 * statistics.fmean(noise)) if noise else MOVED
     if seen.high is None or seen.high >= limit:
         return None

@@ -33,6 +33,7 @@ SIZES: Mapping[str, Callable[[PlayedEpisode], int]] = {
 
 def length_only(evidence: Evidence) -> Verdict | Untested | None:
     """Answers of one length earn the same whatever they say, and those of other lengths something else."""
+    # Copies and repetition have hypotheses of their own, and both come with length.
     own = [episode for episode in evidence.episodes if not _copies(episode) and not _repeats(episode.answer)]
     if missing := few(evidence, MIN_LENGTH_EPISODES):
         return missing
@@ -72,6 +73,7 @@ def _by_length(episodes: Sequence[PlayedEpisode], unit: str) -> Verdict | None:
 def _different_pairs(episodes: Sequence[PlayedEpisode]) -> list[tuple[PlayedEpisode, PlayedEpisode]]:
     """Pairs of different answers, each episode in one at most, so that the pairs are independent."""
     ordered = sorted(episodes, key=lambda episode: normal(" ".join(episode.texts)))
+    # Neighbours in this order are alike, so each answer is paired with one half the list away.
     middle = (len(ordered) + 1) // 2
     return [(one, two) for one, two in zip(ordered, ordered[middle:], strict=False) if one.texts != two.texts]
 
@@ -91,6 +93,7 @@ def _equal_by_chance(episodes: Sequence[PlayedEpisode]) -> float:
 def _by_rank(episodes: Sequence[PlayedEpisode], unit: str) -> Verdict | None:
     sizes = [SIZES[unit](episode) for episode in episodes]
     seen = rank_correlation(sizes, [episode.reward for episode in episodes])
+    # The weaker end of the interval counts, and nothing if the interval holds 0.
     strength = min(abs(seen.low or 0.0), abs(seen.high or 0.0)) if (seen.low or 0.0) * (seen.high or 0.0) > 0 else 0.0
     if len(set(sizes)) < MIN_SIZES or strength < RANKS:
         return None

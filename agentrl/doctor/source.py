@@ -51,6 +51,7 @@ def bare_comparisons(files: Sequence[Source]) -> list[Line]:
         if isinstance(node, ast.Compare)
         and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn)
         and any(_is_label(side) for side in (node.left, *node.comparators))
+        # A label that is compared with a constant is not compared with an answer.
         and not any(isinstance(side, ast.Constant) for side in (node.left, *node.comparators))
     ]
 
@@ -61,6 +62,7 @@ def wanted_forms(files: Sequence[Source]) -> list[Line]:
     for path, node in _nodes(files):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
+        # Patterns escape backslashes and brackets, so both sides are compared without any backslash.
         text = node.value.replace("\\", "")
         lines += [Line(path.name, node.lineno, name) for name in FORMS if beginning(name).replace("\\", "") in text]
     return lines

@@ -81,6 +81,7 @@ def replay_difference(
     difference = first_difference(expected, got, tolerance=TOLERANCE)
     if difference is not None and difference.what != END:
         return difference
+    # The replay of an interrupted episode runs out of recorded answers, which is an error of the engine here.
     if difference is not None or now.status is not (Status.ENGINE_ERROR if then.status in INTERRUPTED else then.status):
         return _end(then, now)
     return _totals(records, replayed, max(len(then.turns) - 1, 0)) if then.status.trainable else None

@@ -110,6 +110,7 @@ class RunDirectory:
     def tokenizer_path(self, model: str) -> str:
         """Return the directory or hub name of the run's tokenizer: that of its initial `model`, else of its saved model."""
         path, saved = model or str(tiny_model_path()), self.path / "model"
+        # A name on the hub has one slash at most; more of them are a path.
         local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
         return str(saved) if local and not Path(path).expanduser().is_dir() and saved.is_dir() else path
 

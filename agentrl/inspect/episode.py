@@ -91,6 +91,7 @@ def parts_of(run: RunReader, records: Sequence[Record]) -> list[Part]:
     group, parts = group_of(run, records[0]), []
     for record in records:
         annotation = None
+        # Annotations do not name an attempt, and the last one is the one that is trained on.
         if source_of(record) == TRAINING and int(record.get("attempt", 0)) == (group.attempt or 0):
             annotation = annotation_of(run, str(record.get("trajectory_id")))
         step = annotation.step if annotation is not None else group.step
@@ -276,6 +277,7 @@ def group_answer(run: RunReader, group: int, attempt: int | None = None, source:
         members += [_member(part, [view for view in views if view["trajectory"] == number]) for number, part in enumerate(parts)]
     members += _not_recorded(facts, {member["trajectory"] for member in members})
     recorded = [member for member in members if member["recorded"]]
+    # Members are compared token by token, and the number of pairs grows with their square.
     pairs = [[differs_at(a["turns"], b["turns"]) for b in recorded] for a in recorded] if len(recorded) <= 16 else None
     places = [place for row in pairs or () for place in row if place is not None]
     first = min(places, key=lambda place: (place["turn"], place["token"]), default=None)
@@ -314,6 +316,7 @@ def _not_recorded(facts: GroupFacts, known: set[Any]) -> list[dict[str, Any]]:
 def differs_at(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
     """Return the first turn of two members, and its first sampled token, that differ; `None` if there is none."""
     played = [
+        # Texts count only where there are no token ids, as in files of other systems.
         [{"tokens": Tokens(tuple(ids := turn["tokens"]["ids"])), "text": "" if ids else turn["text"]} for turn in turns]
         for turns in (one, other)
     ]

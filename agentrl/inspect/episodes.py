@@ -129,6 +129,7 @@ def show_turn(screen: Screen, title: str, turn: Record, pieces: Pieces | None, *
     screen.line()
     screen.line((title, "bold"), (f"  {_facts(turn, versions)}", "dim"))
     screen.line((turn["prompt_text"], "dim"), indent=4)
+    # Pieces are shown only if they add up to the text; another tokenizer would spell other tokens.
     if len(spelled) == len(values) and "".join(spelled) == turn["text"]:
         screen.line(*((piece, _style(value)) for piece, value in zip(spelled, values, strict=True)), indent=2)
     else:
@@ -210,6 +211,7 @@ def make_table(run: RunDirectory, chosen: Mapping[str, Any], *, group: str = "",
     statuses = dict(store.query(counts, values))
     where, more = conditions(chosen)
     rows, values = f"FROM episodes WHERE {within} AND {where}", [*values, *more]
+    # Rows are numbered in the order of the file, in which episodes stand as they ended.
     by, direction = sort.lstrip("-").replace("time", "id"), "DESC" if sort.startswith("-") else "ASC"
     sql = f"SELECT {ROW} {rows} ORDER BY {by} {direction}, id {direction} LIMIT ?"
     return EpisodeTable(

@@ -88,6 +88,7 @@ def export(records: Iterable[Mapping[str, Any]], path: Path) -> tuple[int, int]:
     left_out: list[Any] = []
     try:
         with complete_file(path) as partial:
+            # The tuple is made from left to right, so `left_out` is counted after all rows are written.
             return writers[path.suffix](_rows(records, left_out), partial), len(left_out)
     except OSError as error:
         raise ConfigError(FLAG, str(path), f"cannot be written: {error.strerror or error}", "Name another place.") from error
@@ -159,6 +160,7 @@ def _without_surrogates(value: Any) -> Any:
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
         return {key: _without_surrogates(item) for key, item in value.items()}
+    # Lists of numbers, which are nearly all of a record, are not looked through.
     if isinstance(value, list) and value and isinstance(value[0], str | dict):
         return [_without_surrogates(item) for item in value]
     return value

@@ -55,6 +55,7 @@ def import_file(path: Path, folder: Path) -> int:
             lines.write(line)
             index.add(record, len(line))
             count += 1
+    # The module `zipfile` raises `NotImplementedError` for a compression that it does not know.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, zipfile.BadZipFile) as error:
         raise _unusable(path, f"cannot be read: {type(error).__name__}: {error}") from error
     finally:
@@ -134,6 +135,7 @@ def _zstd(path: Path, item: zipfile.ZipInfo) -> bytes:
     except ImportError as error:
         raise ConfigError("RUN", str(path), "is compressed with zstd, which needs pyarrow", "pip install 'agentrl[data]'.") from error
     with path.open("rb") as file:
+        # The file's own head says where its bytes begin; its extra field may differ from that in the archive's directory.
         file.seek(item.header_offset + NAME_LENGTH)
         name, extra = struct.unpack("<HH", file.read(4))
         file.seek(name + extra, 1)

@@ -95,6 +95,7 @@ def find_groups(run: RunReader, groups: Sequence[int], attempts: Mapping[int, in
     for part in _parts(groups):
         marks = ", ".join("?" * len(part))
         sql = f'SELECT "group", attempt, start, bytes FROM groups WHERE "group" IN ({marks}) ORDER BY attempt, id'
+        # Rows come in the order of attempts, so the last attempt is the one that stays.
         places |= {row[0]: row[1:] for row in run.store.query(sql, part) if row[0] not in attempts or attempts[row[0]] == row[1]}
         sql = f'SELECT "group", step, spare FROM members WHERE "group" IN ({marks})'
         steps |= {row[0]: row[1:] for row in run.store.query(sql, part)}

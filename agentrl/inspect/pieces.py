@@ -72,6 +72,7 @@ class TokenTexts:
             while BROKEN in text and count < min(MAX_JOINED, len(ids) - start):
                 count += 1
                 text = self._decode(ids[start : start + count])
+            # Bytes that never become a character are shown token by token.
             if BROKEN in text:
                 text, count = self._one(ids[start]), 1
             texts += [text, *[""] * (count - 1)]

@@ -78,6 +78,7 @@ class PlaySession:
         self._plan, self._agent, self._tasks, self._screen, self._model = plan, agent, tasks, screen, model
         self._settings = plan.episodes
         self._options = {"model": model, "tokens": tokens, "logprobs": logprobs}
+        # Looked up when it is called, because the terminal needs the codec and is made later.
         self._reader = Reader(self._tell, lambda name: self._terminal.toggle(name))
         self._pausing = model and pause and self._reader.interactive
         self._most = episodes or (1 if model and not self._pausing else 0)
@@ -175,6 +176,7 @@ class PlaySession:
             if self._pausing:
                 self._reader.pause("[Enter] ")
             ids = [] if self._model else self._typed(event.request)
+            # A future of asyncio may be settled on its own loop only.
             self._loop.call_soon_threadsafe(_settle, event.answer, ids)
 
     def _typed(self, request: GenerationRequest) -> list[int]:
@@ -239,11 +241,13 @@ class PlaySession:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        # Ctrl-C must not leave the work running on the other thread.
         except BaseException:
             future.cancel()
             raise
 
     def _close(self, thread: threading.Thread) -> None:
+        # The start may have failed before these were made.
         for part in (getattr(self, "_sessions", None), getattr(self, "_engine", None)):
             if part is not None:
                 with contextlib.suppress(EngineError, CancelledError, TimeoutError):
@@ -253,5 +257,6 @@ class PlaySession:
 
 
 def _settle(answer: asyncio.Future[list[int]], ids: list[int]) -> None:
+    # The episode may have been cancelled meanwhile.
     if not answer.done():
         answer.set_result(ids)

@@ -129,6 +129,7 @@ class RunReader:
         if not launches and not self.settings and not (self.path / METRICS).exists():  # a file of another system
             return "unknown"
         started = max((float(launch.get("started_s", 0.0)) for launch in launches), default=0.0)
+        # While a process lives, a summary from before its start is of an earlier part of the run.
         if summary.get("status") and not (alive and started > self._written("summary.json")):
             return str(summary["status"])
         if launches:
@@ -149,6 +150,7 @@ def _lives(launch: Mapping[str, Any]) -> bool:
         return False
     try:
         process = psutil.Process(int(launch["pid"]))
+        # The system uses ids of processes again, so the time of the start must fit as well.
         return abs(process.create_time() - float(launch["process_s"])) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError, TypeError, ValueError):
         return False

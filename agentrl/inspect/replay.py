@@ -52,6 +52,7 @@ class RecordedEngine(SamplerEngine):
 
     async def _recorded(self, request: GenerationRequest) -> Generation:
         agent, number = request.session.rpartition("-")[2], int(request.request_id.rpartition("-")[2])
+        # Without named agents, the last part of the session's name is no agent.
         turn = self._turns.get((agent, number)) or self._turns.get(("", number))
         if turn is None:
             self.exhausted = True
@@ -84,6 +85,7 @@ class Replayer:
         has_requests: bool = False,
     ) -> None:
         self._agent, self._settings, self._limits = agent, settings, limits
+        # Nearly all records of a run have the same end tokens, so one codec serves them.
         self._make_codec, self._find_task = cache(make_codec), find_task
         self._find_log, self._has_requests = find_log, has_requests
         self._sessions = open_sessions(agent, settings.env)
@@ -250,6 +252,7 @@ async def _side_by_side(
             for task in done:
                 yield task.result()
     finally:
+        # Cancelled replays are waited for, since each has an environment to close.
         for task in waiting:
             task.cancel()
         if waiting:
@@ -306,6 +309,7 @@ def _task_finder(data: DataConfig, seed: int, spec: AgentSpec, most: int = 50_00
     tasks: dict[str, Task] = {}
 
     def find(name: str) -> Task | None:
+        # Read at the first record that needs it, because most records hold their task exactly.
         if not tasks:
             unshuffled = replace(data, shuffle=False)
             with suppress(ConfigError):

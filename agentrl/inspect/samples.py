@@ -110,6 +110,7 @@ def _answer(run: RunReader, sequence: Line) -> str:
     if labels := sequence.get("labels"):
         return "steps: " + " ".join(f"{label:g}" for label in labels)
     parts: list[list[int]] = []
+    # No place follows -2 directly, so the first trained token begins a part.
     for before, place in itertools.pairwise([-2, *sequence.get("trained", ())]):
         if place != before + 1:
             parts.append([])

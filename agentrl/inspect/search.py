@@ -36,10 +36,12 @@ def search(run: RunReader, text: str, *, case: bool = False, after: int = 0, lim
         for number, start, size, group, step in rows:
             line = run.store.episode_line(start, size)
             searched, last = searched + 1, number
+            # Most lines are ruled out by their bytes, without being parsed.
             if raw in (line if case else line.lower()) and (record := parsed(line)) is not None:
                 matches += [{**match, "group": group, "step": step} for match in _matches(record, needle, case=case)]
             if len(matches) >= limit or time.monotonic() > until:
                 break
+        # A batch that is not full, and was searched to its end, is the last one.
         if len(rows) < BATCH and (not rows or last == rows[-1][0]):
             last = None
     return {"text": text, "matches": matches, "next": last if text else None, "searched": searched, "of": total}

@@ -75,6 +75,7 @@ class MetricTable:
             if row is None or not isinstance(row.get("step"), int | float):
                 continue
             for name, value in row.items():
+                # A metric that appears late has no values in the rows before.
                 if isinstance(value, int | float) and name not in self.columns:
                     self.columns[name] = array("d", [math.nan]) * self.rows
             for name, column in self.columns.items():

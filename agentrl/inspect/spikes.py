@@ -58,6 +58,7 @@ def token_answer(run: RunReader, step: int, by: str = "mismatch", limit: int = 3
         if values is None:
             continue
         episodes, looked = episodes + 1, looked + len(values)
+        # A value that is not known must not stand out; what is infinite is left out below.
         distances = np.nan_to_num(far(values.astype(np.float64)), nan=-np.inf)
         if by == "mismatch" and sampled is not None:
             distances[sampled.versions != step - 1] = -np.inf

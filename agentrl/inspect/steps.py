@@ -104,6 +104,7 @@ def _lanes(run: RunReader, line: Mapping[str, Any] | None, groups: Sequence[Grou
 def _beside(run: RunReader, begin: float, end: float, known: Set[int]) -> list[GroupFacts]:
     """The other groups that were under way in a time, at most `MAX_BESIDE`."""
     sql = 'SELECT "group", attempt FROM groups WHERE ended_s > ? AND ended_s - seconds < ? ORDER BY id LIMIT ?'
+    # Groups of the step itself may be among those found, and are taken out below.
     found = run.store.query(sql, (begin, end, MAX_BESIDE + len(known)))
     attempts = {group: attempt for group, attempt in found if group not in known}
     return find_groups(run, list(attempts), attempts) if attempts else []

@@ -31,6 +31,7 @@ PART = 2**48
 """Added to the places of the episodes of evaluations, which are in a file of their own, so that one number says file and byte."""
 
 _NUMBERS = ("start", "bytes", "group", "attempt", "step", "turns", "tokens", "reward", "score", "ended_s", "seconds", "forked_turns")
+# SQLite keeps numbers as they are in a column without a type, and turns them into text in one of the type TEXT.
 _EPISODES = ", ".join(f'"{name}"' + ("" if name in _NUMBERS else " TEXT") for name in COLUMNS)
 SCHEMA = f"""
 CREATE TABLE episodes (id INTEGER PRIMARY KEY, {_EPISODES});
@@ -76,6 +77,7 @@ class Store:
     def __init__(self, folder: Path, *, pass_score: float = 1.0) -> None:
         self.records, self._pass_score = folder / TRAJECTORIES, pass_score
         self._files = (self.records, folder / EVAL_TRAJECTORIES)
+        # Threads share the connection, because all use of it is under the lock.
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.lock = threading.RLock()
@@ -102,6 +104,7 @@ class Store:
 
         def rows() -> Iterator[list[Any]]:
             for row in read_index(self._files[number]):
+                # The file itself is read from behind the last line that the index describes.
                 tail.read = row[0] + row[1] + 1
                 yield row
 
@@ -115,6 +118,7 @@ class Store:
         until = time.monotonic() + seconds
         waiting = [self._tails[name] for name in names]
         while waiting:
+            # One part of one file at a time, and the lock is free between parts, so that questions are answered meanwhile.
             with self.lock:
                 tail = waiting.pop(0)
                 if not tail.advance():
@@ -143,6 +147,7 @@ class Store:
     def query(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that an SQL query finds."""
         with self.lock:
+            # All rows at once, because another thread may change the tables once the lock is free.
             return self._db.execute(sql, values).fetchall()
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> Any:
@@ -192,6 +197,7 @@ class Store:
         for start, line in lines:
             if (row := parsed(line)) is None or "step" not in row:
                 continue
+            # A step that is recorded once more, because its run was resumed, replaces its groups.
             self._db.execute("DELETE FROM members WHERE step = ?", (row["step"],))
             values = (row["step"], start, len(line), row.get("begin_s"), row.get("live_s"))
             self._db.execute("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)", values)

@@ -44,10 +44,12 @@ class Tail:
         """Whole lines from where reading stands; empty if there is none."""
         try:
             with self.path.open("rb") as file:
+                # The open file is asked, because the path may name another file by now.
                 status = os.fstat(file.fileno())
                 self._look(status.st_ino, status.st_size)
                 file.seek(self.read)
                 data = file.read(most)
+                # A line may be longer than a part, and is handed over whole.
                 while b"\n" not in data and (more := file.read(most)):
                     data += more
         except OSError:

@@ -68,6 +68,7 @@ def _points(run: RunReader) -> tuple[dict[str, list[tuple[Any, ...]]], bool]:
 
 def _source(run: RunReader) -> str:
     """The source of the recorded episodes that count: the training, or in the directory of an evaluation that."""
+    # SQLite sorts false before true, so the training comes first.
     return str(run.store.one("SELECT source FROM episodes ORDER BY source != ? LIMIT 1", (TRAINING,)) or TRAINING)
 
 

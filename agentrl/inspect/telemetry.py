@@ -56,6 +56,7 @@ def _write(run: RunReader, path: Path, suffix: str, make: Any) -> int:
     def counted(parts: Iterable[str]) -> Iterator[str]:
         nonlocal count
         for part in parts:
+            # A newline follows each sample or trace, and JSON on one line holds no other.
             count += part.count("\n")
             yield part
 
@@ -90,6 +91,7 @@ def _inspect_text(run: RunReader, records: Iterable[Record]) -> Iterator[str]:
     config: dict[str, Any] = {name: settings[name] for name in ("temperature", "top_p") if name in settings}
     config |= {"max_tokens": settings["max_new_tokens"]} if "max_new_tokens" in settings else {}
     head = {"version": 2, "status": "success", "eval": spec, "plan": {"name": "plan", "steps": [], "config": config}}
+    # The log is written in parts, so that only one sample at a time is in memory.
     yield encode(head)[:-1] + ', "samples": ['
     epochs: Counter[str] = Counter()
     first = True
@@ -174,6 +176,7 @@ def has_times(record: Record) -> bool:
 
 def _traces(run: RunReader, record: Record) -> dict[str, Any]:
     """The trace of one trajectory: a span for the episode, and one in it for each wait."""
+    # Ids follow from names, so that an export that is repeated gives the same traces.
     trace = _digest(16, run.path.name, record.get("trajectory_id"), record.get("attempt", 0))
     root = _digest(8, trace)
     origin = started_s(record) or 0.0
@@ -228,6 +231,7 @@ def _span(
         **({"parentSpanId": parent} if parent else {}),
         "name": name,
         "kind": 1,
+        # OTLP in JSON writes whole numbers of 64 bits as text.
         "startTimeUnixNano": str(nanoseconds),
         "endTimeUnixNano": str(nanoseconds + round(seconds * 1e9)),
         "attributes": _attributes(about),
@@ -240,6 +244,7 @@ def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _attribute(value: Any) -> dict[str, Any]:
+    # True is a whole number in Python too, so this comes first.
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):

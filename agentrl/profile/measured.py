@@ -48,6 +48,7 @@ def read_measured(metrics: Sequence[Mapping[str, Any]], *, max_staleness: int) -
         return statistics.fmean(values) if values else 0.0
 
     answers, trained = mean("episode/tokens_mean"), mean("episodes")
+    # Rows hold prompts and observations as well, so what was not sampled is the rest.
     whole = mean("tokens/rows") / trained if trained else answers
     step_s = mean("time/step_s")
     return Measured(
@@ -84,6 +85,7 @@ def _memory(measured: Measured, plan: Plan) -> Iterator[tuple[str, float, float,
 
 
 def _off(was: float, planned: Range) -> str:
+    # A plan of one value, not a range, is right up to rounding, which the last line decides.
     if planned.low <= was <= planned.high and planned.low < planned.high:
         return "right"
     end = planned.low if was < planned.low else planned.high

@@ -116,6 +116,7 @@ def bound_of(recorded: Recorded) -> Bound:
     train_s = alone.mean("time/train_s") + plan.learner.overhead_s
     publish_s = alone.mean("publish/seconds") + alone.mean("publish/export_s")
     ahead = changed(plan.settings, max_staleness=max(4, plan.settings.max_staleness))
+    # With a learner that takes no time, and a deep queue, engines never wait.
     pipelined_s = _simulated(replace(plan, settings=ahead, learner=LearnerModel(ranks=plan.learner.ranks))).step_s
     generate_s = max(0.0, alone.step_s - train_s - publish_s)
     return Bound(generate_s=generate_s, train_s=train_s, publish_s=publish_s, pipelined_s=pipelined_s)
@@ -177,6 +178,7 @@ def splits_of(recorded: Recorded, devices: int, *, devices_per_engine: int = 1, 
         return predict(recorded, num_engines=engines, num_learners=learners, max_staleness=max_staleness)
 
     splits = {engines: split(engines) for engines in _spread(1, most, MAX_SPLITS)}
+    # Each split is a whole simulation, so only those around the best are filled in.
     while splits:
         best = max(splits, key=lambda engines: splits[engines].episodes_per_s)
         below = max((engines for engines in splits if engines < best), default=best)
@@ -190,6 +192,7 @@ def splits_of(recorded: Recorded, devices: int, *, devices_per_engine: int = 1, 
 
 def driver_us_per_group(recorded: Recorded) -> float:
     """Microseconds of CPU that the flow takes for a group on this machine; the simulated engines are an upper part of it."""
+    # Time on the CPU, so that other programs of the machine do not count.
     begin = time.process_time()
     simulated = _simulated(recorded.plan)
     return (time.process_time() - begin) / simulated.result.counts.submitted * 1e6
@@ -197,6 +200,7 @@ def driver_us_per_group(recorded: Recorded) -> float:
 
 def _simulated(plan: Plan) -> Simulated:
     settings = plan.settings
+    # A deeper queue takes more steps to fill, and those are left out of the figures.
     steps = max(4 * (settings.max_staleness + 2), min(40, SIMULATED_GROUPS // settings.flow.groups_per_step))
     return simulate(replace(plan, settings=changed(settings, num_steps=steps)))
 

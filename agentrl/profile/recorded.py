@@ -96,6 +96,7 @@ def read_recorded(
     pauses = [float(row.get("publish/pause_s", 0.0)) for row in rows]
     loads = [max(0.0, float(row.get("publish/seconds", 0.0)) - pause) for row, pause in zip(rows, pauses, strict=True)]
     plan = Plan(
+        # Limits that end a real run must not end a simulated one.
         settings=replace(settings, stall_timeout_s=1e9, flow=replace(settings.flow, min_pass_rate=0.0, max_failure_rate=1.0)),
         num_engines=num_engines,
         engine=EngineModel(token_s=1.0, max_sequences=max_sequences, pause_s=samples(pauses), load_s=samples(loads)),
@@ -214,6 +215,7 @@ def _learner(rows: Sequence[Row], ranks: int, notes: list[str]) -> LearnerModel:
     seconds = [float(row["time/train_s"]) for row in rows]
     slope = _slope(tokens, seconds)
     level = statistics.fmean(seconds)
+    # A slope outside of this range makes a part of the time negative, so it is noise.
     if slope is None or not 0.0 < slope * statistics.fmean(tokens) < level:
         slope = level / statistics.fmean(tokens)
         notes.append("training: steps are too alike to tell what does not grow with their tokens; all of their time is taken to")
@@ -265,6 +267,7 @@ def sequences_and_pace(recorded: Recorded) -> list[tuple[float, float]]:
         density = weight * episode.generate_s / episode.total_s if episode.total_s > 0.0 else 0.0
         timeline.setdefault(base, []).append((start, start + episode.total_s, density))
     points: list[tuple[float, float]] = []
+    # Each point is compared with all episodes, so only some of them become points.
     for episode in episodes[:: max(1, len(episodes) // MAX_POINTS)]:
         if episode.total_s > 0.0 and episode.shape.num_tokens and episode.generate_s > 0.0:
             base, start = _beginning(episode)
@@ -286,6 +289,7 @@ def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
     """The engine with which the simulated run has the recorded seconds per token."""
     growing, sequences = share
     plan = recorded.plan
+    # A decoding step takes 1 at the recorded number of sequences; the scale makes seconds of it.
     engine = replace(plan.engine, token_s=1.0 - growing, token_s_per_sequence=growing / sequences)
     tokens = max(1e-9, recorded.mean("episode/tokens_mean"))
     wanted = recorded.mean("episode/generate_s") / tokens
@@ -297,6 +301,7 @@ def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
     def scaled() -> EngineModel:
         return replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
 
+    # The pace decides how many sequences run side by side, which decides the pace, so this is repeated.
     for _ in range(3):
         simulated = simulate(
             replace(plan, engine=scaled(), settings=replace(plan.settings, training=replace(plan.settings.training, num_steps=steps)))

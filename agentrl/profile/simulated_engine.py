@@ -228,6 +228,7 @@ class Decoder:
         self._timer = None
         self.advance()
         ended: list[Answer] = []
+        # Steps are sums of fractions, so a sequence may seem to end a little late.
         margin = 1e-9 * max(1.0, self._steps)
         while self._running and self._running[0][0] <= self._steps + margin:
             sequence = heapq.heappop(self._running)[2]
@@ -239,6 +240,7 @@ class Decoder:
         else:
             self._fill()
         self._arm()
+        # Answers come last, because they may add sequences, for which the timer is set again.
         for answer in ended:
             answer()
 

@@ -119,6 +119,7 @@ class _Jump(selectors.DefaultSelector):
         if timeout is None:
             raise RuntimeError("deadlock: nothing is scheduled and nobody is ready")
         self.now += max(0.0, timeout)
+        # Files are still polled, because the loop wakes itself up through one.
         return super().select(0)
 
 

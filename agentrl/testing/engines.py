@@ -65,6 +65,7 @@ async def _check(make: Callable[[], Engine], model: Path) -> None:
         await engine.close()
     if isinstance(engine, own.Engine) and not engine.takes_weights:
         return
+    # A publication that fails ends an engine, so this check gets one of its own.
     engine = make()
     await engine.start()
     try:
@@ -126,6 +127,7 @@ async def telling_tokens_changes_nothing(engine: Engine) -> int:
     for index in range(3):
         told: list[Sequence[int]] = []
         plain = await engine.generate(asks(index, tokens=12))
+        # The list is bound as a default, because `told` names another one in the next round.
         heard = await engine.generate(replace(asks(index, tokens=12), on_tokens=lambda new, told=told: told.append(list(new))))  # type: ignore[misc]
         tokens = [token for new in told for token in new]
         said = f"{plain.token_ids} without and {heard.token_ids} with a listener, which was told {tokens}"
@@ -201,6 +203,7 @@ async def usage_is_counted(engine: Engine) -> tuple[Generation, Generation]:
     for name, (value, wanted) in counted.items():
         require(value == wanted, f"stats().{name} grew by {value} where {wanted} were due")
     busy_s, clock_s = after.busy_s - before.busy_s, after.clock_s - before.clock_s
+    # The pause before the first request must not count as busy.
     require(0 < busy_s <= clock_s - 0.05, f"stats().busy_s grew by {busy_s} in {clock_s} s, 0.05 s of them without a request")
     return first, second
 

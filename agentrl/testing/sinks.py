@@ -53,6 +53,7 @@ def _tell(make: Callable[[], Callback], run_dir: Path, steps: range, *, resumed:
     require(callable(getattr(sink, "on_metrics", None)), f"{type(sink).__name__} has no method on_metrics(event)")
     begin = RunBegin(config=MappingProxyType({"run": {"seed": 0}}), run_dir=run_dir, resumed=resumed, step=steps.start - resumed)
     ended = RunEnd(status=status, summary=MappingProxyType({"status": status}))
+    # Views that cannot be changed, so that a sink which changes its metrics fails here.
     rows = [MetricsRow(step=step, metrics=MappingProxyType(dict(ROWS[step]))) for step in steps]
     for method, event in (("on_run_begin", begin), *(("on_metrics", row) for row in rows), ("on_run_end", ended)):
         if (call := getattr(sink, method, None)) is not None:

@@ -35,6 +35,7 @@ def arguments(plan: TunePlan, run_dir: Path, steps: int, *, evaluate_first: bool
     """Return the arguments that trainers of transformers share, for a run of so many steps."""
     optim, ranks, size = plan.settings.optim, plan.ranks.num_ranks, plan.ranks.micro_batch_size
     cuda = torch.cuda.is_available()
+    # The schedule that transformers calls constant has no warm-up.
     shape = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}[optim.lr_schedule]
     given: dict[str, Any] = {
         "output_dir": str(run_dir / CHECKPOINTS),
@@ -59,11 +60,13 @@ def arguments(plan: TunePlan, run_dir: Path, steps: int, *, evaluate_first: bool
         "eval_strategy": "no",  # what follows a step is for `Follower` to say
         "save_strategy": "no",
         "logging_strategy": "no",
+        # Else transformers shows the mean of earlier losses in the place of one that is not finite.
         "logging_nan_inf_filter": False,
         "report_to": [],
         "disable_tqdm": True,
         "log_level": "error",
         "dataloader_pin_memory": cuda,
+        # The collator reads columns that the model does not take.
         "remove_unused_columns": False,
         "include_num_input_tokens_seen": "non_padding",
     }
@@ -175,6 +178,7 @@ def _trained_model(plan: TunePlan, pad_token_id: int, *, bf16: bool = False) -> 
         model, adapter(method, settings.lora, outside_text(model)), autocast_adapter_dtype=settings.optim.zero_stage != 3
     )
     if settings.optim.gradient_checkpointing:
+        # Embeddings are frozen, so without this a recomputed block has no input with a gradient, and gets none.
         model.enable_input_require_grads()
     return model
 

@@ -141,6 +141,7 @@ def _notes(source: str, count: int, form: NamedForm | None, found: Sequence[Exam
     notes = [f"{source}: {counted(count, 'row')} of {name}, {counted(len(found), 'example')}"]
     if bad:
         notes += [f"{source}: {counted(len(bad), 'row')} skipped:", *(f"  {line}" for line in bad[:SHOWN])]
+    # Examples hold dictionaries, which cannot be hashed, so their texts are compared.
     if copies := len(found) - len({repr(example) for example in found}):
         notes.append(f"{source}: {counted(copies, 'example')} that stood there before")
     labels = {example.label for example in found if isinstance(example, Labelled)}

@@ -46,6 +46,7 @@ class Stop:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return self.asked
         device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        # A rank that stopped alone would leave the others waiting in their next collective operation.
         flag = torch.tensor([float(self.asked)], device=device)
         torch.distributed.all_reduce(flag)
         return bool(flag.item())
@@ -115,6 +116,7 @@ class Best:
     def __init__(self, metric: str, folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         self.metric, self.folder, self.since = metric.removeprefix("eval/"), folder, 0
         self._value: float | None = None
+        # A run that goes on compares with the best of its earlier part, and counts on from there.
         for row in rows:
             if "eval/loss" in row:
                 self.better({name.removeprefix("eval/"): value for name, value in row.items()})
@@ -135,9 +137,11 @@ class Best:
 def save_model(trainer: Any, folder: Path) -> None:
     """Write the model with its tokenizer into a folder, whole or not at all; every rank calls it."""
     first = trainer.is_world_process_zero()
+    # The other ranks need only the name; the first one makes the directory.
     partial = folder.with_name(f".{folder.name}.partial")
     if first:
         partial = temporary_directory(folder)
+    # No rank writes before the directory is there, and it gets its name only when all have written.
     trainer.accelerator.wait_for_everyone()
     trainer.save_model(str(partial))
     trainer.accelerator.wait_for_everyone()

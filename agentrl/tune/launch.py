@@ -70,8 +70,11 @@ def run_ranks(words: Sequence[str], size: int) -> int:
         places: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         places |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, LAUNCHER: os.getpid()}
         own = {name: str(value) for name, value in places.items()}
+        # All ranks write the same lines.
         output = None if rank == 0 else subprocess.DEVNULL
+        # One thread for each rank, as with torchrun, since the ranks share the cores of the machine.
         env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **own}
+        # Each has a session of its own, so that Ctrl-C does not reach a rank twice.
         processes.append(subprocess.Popen(words, env=env, stdout=output, start_new_session=True))
     return _supervised(processes)
 

@@ -159,6 +159,7 @@ def _log1mexp(value: Tensor) -> Tensor:
     """Return log(1 - exp(value)) for values below 0, exact near 0 and far from it; 0 counts as the nearest number below."""
     value = value.clamp(max=-torch.finfo(value.dtype).eps)
     near = value > -0.6931472
+    # The branch that is not taken needs a finite gradient too: `where` multiplies it by 0, and 0 times infinity is NaN.
     return torch.where(near, torch.log(-torch.expm1(value)), torch.log1p(-torch.exp(torch.where(near, -1.0, value))))
 
 

@@ -81,6 +81,7 @@ def label_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
     plain = extract_model_from_parallel(model)
     coefficient = getattr(plain.config.get_text_config(), "router_aux_loss_coef", None)
     balanced = bool(coefficient) and torch.is_grad_enabled()
+    # A label is predicted at the place before it, and nothing is at the last place.
     select = functional.pad(labelled(batch), (0, 1)).flatten().nonzero()[:, 0]
     with only_positions(plain.get_output_embeddings(), select):
         output = model(**inputs_of(batch), **({"output_router_logits": True} if balanced else {}))
@@ -174,6 +175,7 @@ def labelled_preference(own: Any, frozen: Any, model: Any, batch: Batch) -> Meas
     mismatched, good = batch["mismatched"], batch["desirable"]
     with torch.no_grad():
         divergence = (score(model, mismatched).row_sums() - reference_sums(frozen, model, mismatched)).mean()
+    # One estimate for all ranks, so that the loss of a row does not depend on the rank that it is on.
     divergence = reduce(divergence, "mean").clamp(min=0)
     scores = score(model, batch)
     sums = scores.row_sums()

@@ -64,6 +64,7 @@ def cached(
     """
     root = folder_of(data.token_cache)
     all_examples = [example for part in (*examples.parts, examples.held_out) for example in part]
+    # The key needs the whole tokenizer as text, which only fast ones can give.
     if root is None or len(all_examples) < MIN_EXAMPLES or not getattr(tokenizer, "is_fast", False):
         return make()
     if any(getattr(example, "images", ()) for example in all_examples):
@@ -72,6 +73,7 @@ def cached(
     try:
         with _held(folder):
             if (found := _read(folder / "rows")) is not None:
+                # The time of the folder says when its rows were last used.
                 os.utime(folder)
                 return found
             made = make()
@@ -110,6 +112,7 @@ def _write(folder: Path, made: Kept) -> None:
         rows.write(temporary / str(number))
     about = {"tables": len(tables), "notes": made.notes}
     (temporary / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    # A process that was killed may have left an incomplete set there.
     shutil.rmtree(folder, ignore_errors=True)
     commit_directory(temporary, folder)
 
@@ -127,6 +130,7 @@ def key(examples: Examples, tokenizer: Any, data: TuneDataConfig, model: ModelCo
     of_method = {name: getattr(method, name, None) for name in METHOD}
     template = ChatTemplate(tokenizer, dataclasses.replace(model, thinking="auto"))
     of_model = {name: getattr(model, name) for name in ("chat_template_kwargs", "thinking")}
+    # Such a template may write today's date into a prompt.
     today = str(date.today()) if "strftime_now" in template.source else ""
     words = [version("agentrl"), of_data, of_method, of_model, template.source, tokenizer.special_tokens_map, today]
     digest = hashlib.sha256(json.dumps(words, default=str).encode())

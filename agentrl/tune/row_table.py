@@ -98,6 +98,7 @@ def _column(values: Sequence[Any]) -> tuple[Any, Any]:
 def _flat(lists: Sequence[list[Any] | array[Any]]) -> Any:
     """Return the numbers of lists in one array: whole ones unless there are fractions."""
     flat: Any = array("i")  # takes lists of numbers twice as fast as NumPy does
+    # An array of whole numbers refuses fractions, so they are found without a look at each number.
     try:
         for each in lists:
             flat.extend(each) if isinstance(each, array) else flat.fromlist(each)

@@ -60,6 +60,7 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     prepared = encoded(plan, examples)
     directory.check_data(prepared.fingerprint)
     with launch.joined(plan.ranks.device, plan.settings.optim.zero_stage):
+        # Imports DeepSpeed, which reads the kind of device that `joined` has set.
         from agentrl.tune.training import train
 
         return train(plan, prepared, directory, stop, started_s)
@@ -90,6 +91,7 @@ def _run_ranks(plan: TunePlan) -> TuneResult:
         ClusterError: If one failed.
         SystemExit: With code 2 if they refused the request, which they have said.
     """
+    # A row that is wrong is refused once here, and not by every rank.
     read(plan)
     run, path = plan.settings.run, plan.run_dir
     open_directory(path, run.resume, plan.to_json())

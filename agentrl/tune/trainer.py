@@ -20,6 +20,7 @@ from agentrl.tune.row_text import IGNORED
 class MethodTrainer(Trainer):  # type: ignore[misc]
     """A trainer whose loss is the mean of an objective's over the rows or tokens of a step, or of an evaluation."""
 
+    # The loss is a share of that of the step already; transformers must not divide it by the number of micro-batches.
     loss_is_scaled_for_ga: bool | None = True
     optimizer: Any
 
@@ -79,6 +80,7 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
     def _add(self, metrics: Mapping[str, Tensor]) -> None:
         """Add the values of a micro-batch's rows or tokens on all ranks to the sums of their metrics."""
         floats = [values.detach().float() for values in metrics.values()]
+        # One reduction for all metrics, because each waits for every rank.
         own = torch.stack([torch.stack([values.sum(), values.new_tensor(values.numel())]) for values in floats])
         sums = self._sums[self._in_training]
         for name, pair in zip(metrics, self.accelerator.reduce(own).double().cpu(), strict=True):

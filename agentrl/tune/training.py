@@ -95,6 +95,7 @@ def _train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, steps: i
     given = arguments(plan, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
     try:
         trainer = build_trainer(plan, given, tokenizer, Drawn(prepared.parts, order), prepared.held_out or None)
+        # Before training, so that checkpoints and the best model hold these tokens too.
         record_ends(trainer.model, tokenizer, prepared.ends)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(follower)

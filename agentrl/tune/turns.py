@@ -63,6 +63,7 @@ class TurnRenderer:
     def last_control(self, text: str) -> int:
         """Return where the last control token in a text begins; -1 if there is none."""
         found = -1
+        # A pattern searches from the front only, and a long chat has its last control token near its end.
         for letter in self._first_letters:
             place = text.rfind(letter)
             while place > found:

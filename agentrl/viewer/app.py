@@ -76,6 +76,7 @@ def _answer(collection: RunCollection, question: Question) -> Callable[[Request]
     async def answer(request: Request) -> Response:
         words = Words(dict(request.query_params))
         content = await run_in_threadpool(question, collection, request.path_params, words)
+        # Large answers take long to write as JSON, and must not hold up other requests.
         return Response(await run_in_threadpool(to_json, content), media_type="application/json")
 
     return answer
@@ -97,6 +98,7 @@ def _image(collection: RunCollection) -> Callable[[Request], Awaitable[Response]
 def to_json(value: Any) -> bytes:
     """Return a value as JSON; numbers that are not finite become null."""
     try:
+        # The fast encoder first; only values that it refuses are looked through one by one.
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, TypeError):
         return encode(value).encode()

@@ -63,6 +63,7 @@ def _confined(image: str, run: RunReader) -> Path | None:
     """
     launches = run.launches
     began = Path(str(launches[-1].get("folder") or run.path) if launches else run.path).resolve()
+    # A run that was started in the root folder would allow every file.
     allowed = [run.path.resolve(), *([began] if began != Path(began.anchor) else [])]
     path = (began / image).resolve()
     return path if any(path.is_relative_to(folder) for folder in allowed) else None

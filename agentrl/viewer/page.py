@@ -53,10 +53,12 @@ def single_page(answers: Mapping[str, Any], *, start: str) -> str:
     charts, modules = _text("vendor/uplot.js"), bundle()
     return _PAGE.format(
         start=html.escape(start, quote=True),
+        # The hashes allow these scripts alone, so that text of an episode cannot become one.
         policy=_POLICY.format(scripts=f"{_hash(charts)} {_hash(modules)}", styles=_hash(style)),
         style=style,
         charts=charts,
         modules=modules,
+        # Text of an episode may hold the end of a script element.
         answers=encode(answers).replace("<", "\\u003c"),
     )
 

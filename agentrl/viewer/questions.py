@@ -162,5 +162,6 @@ QUESTIONS: Mapping[str, Question] = {
 
 def address(*parts: str, **words: Any) -> str:
     """Return the address of a question as a page asks it: parts quoted, parameters in the order of their names."""
+    # These characters are the ones that `encodeURIComponent` of JavaScript leaves alone.
     path = "api/" + "/".join(quote(str(part), safe="!'()*~") for part in parts)
     return path + ("?" + urlencode(sorted(words.items())) if words else "")

@@ -82,6 +82,7 @@ class RunCollection:
                 reader = self._cards[name] = RunReader(path)
             reader.metrics.advance()
             return run_card(reader, name)
+        # A run that is being written, or that another version wrote, must not hide the others.
         except (AgentRLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             return unreadable_card(path, name, f"{type(error).__name__}: {error}")
 
@@ -93,6 +94,7 @@ class RunCollection:
         """
         with self._lock:
             if name not in self._paths:
+                # The run may have begun since the last look.
                 self._look()
             if name not in self._paths:
                 raise NoSuchRunError("run", name, "is not among the runs that are shown", f"They are those below {self.folder}.")

@@ -87,6 +87,7 @@ async def _asked(machines: Machines, host: str) -> tuple[float, float, float]:
 def clock(host: str, asked: Sequence[tuple[float, float, float]]) -> Finding:
     """Return the verdict on a clock from times before a question, there, and at the answer."""
     before, there, after = min(asked, key=lambda times: times[2] - times[0])
+    # A clock is wrong only by what the time of the answer cannot explain.
     ahead = max(there - after, min(there - before, 0.0)) if not before <= there <= after else 0.0
     remedy = "Set its clock, or start its service: timedatectl set-ntp true, or chronyd."
     return judged(PART, f"clock of {host}", f"{ahead:+.1f} s from this machine's", wrong=abs(ahead) > SKEW_S, remedy=remedy)
@@ -108,6 +109,7 @@ async def connected(machines: Machines, device: Device) -> Finding:
     kinds = await asyncio.gather(*(machines.call(host, _kind, device, timeout_s=ANSWER_S) for host in hosts))
     kind = "cuda" if all(each == "cuda" for each in kinds) else "cpu"
     port = await machines.call(hosts[0], free_port, hosts[0], timeout_s=ANSWER_S)
+    # Imports torch, which the facts alone do not need.
     from agentrl.doctor.machine.exchange import DEADLINE_S, SIZE, exchanged
 
     calls = (

@@ -77,6 +77,7 @@ def _why_unseen(devices: Path = Path("/dev")) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and (not visible.strip() or visible.strip() == "-1"):
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides all GPUs: unset it."
+    # Under WSL the device is /dev/dxg, and there is no /dev/nvidia0.
     if not list(devices.glob("nvidia[0-9]*")) and not (devices / "dxg").exists():
         return "Neither driver nor device is here: start the container with its GPUs (docker run --gpus all), or load the driver."
     return "The device is here and the driver does not answer: look at nvidia-smi, and whether this user may open /dev/nvidia0."
@@ -153,6 +154,7 @@ def links(count: int) -> Finding:
     found = re.findall(r"^GPU (\d+):|^\s+Link \d+: ([\d.]+) GB/s", smi("nvlink", "--status"), re.MULTILINE)
     rates: dict[str, float] = {}
     for number, rate in found:
+        # A line about a link belongs to the GPU that was named last.
         gpu = number or next(reversed(rates), "0")
         rates[gpu] = rates.get(gpu, 0.0) + float(rate or 0.0)
     slowest = min((rates.get(str(number), 0.0) for number in range(count)), default=0.0)

@@ -142,6 +142,7 @@ def _child(names: Sequence[str], kind: str) -> Iterator[tuple[queue.SimpleQueue[
     words = [sys.executable, "-m", "agentrl.doctor.machine.trials", kind, str(os.getpid()), *names]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # Ray's processes have another working directory
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    # A file, because a full pipe that nobody reads would stop the process.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
             words,

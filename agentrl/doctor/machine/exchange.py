@@ -34,6 +34,7 @@ def shared(device: torch.device) -> Iterator[Finding]:
     send = over_handles if device.type == "cuda" else _over_files
     try:
         sent, got, took = send(device, size)
+    # Whatever goes wrong between the two processes is what this trial looks for.
     except Exception as error:
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         yield Finding(part=PART, name=way, level=Level.WRONG, found=reason, remedy=_REMEDIES[way])
@@ -55,6 +56,7 @@ def collective(device: torch.device) -> Iterator[Finding]:
     count = torch.cuda.device_count() if device.type == "cuda" else 2
     way = "NCCL" if device.type == "cuda" else "gloo"
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder:
+        # A forked process cannot use CUDA once its parent has.
         context: Any = torch.multiprocessing.get_context("spawn")
         words = (count, device.type, str(Path(folder, "store")), os.getpid())
         members = [context.Process(target=_member, args=(rank, *words, folder), daemon=True) for rank in range(count)]
@@ -81,6 +83,7 @@ def exchanged(way: str, answers: list[str], size: int) -> Finding:
 def _member(rank: int, count: int, kind: str, store: str, parent: int, folder: str) -> None:
     """Take part in a group of this machine, and write what was found."""
     end_with_parent(parent)
+    # All members are on this machine, so loopback connects them whatever its name leads to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     try:
@@ -102,12 +105,14 @@ def take_part(rank: int, count: int, device: torch.device, meeting: str) -> str:
         generator, digests, took = torch.Generator().manual_seed(0), list[int](), 0.0
         for _ in range(COUNT):
             bucket = torch.randint(2**31, (SIZE[device.type] // 4,), generator=generator, dtype=torch.int32).to(device)
+            # Every rank draws the same bytes; zeros make sure that only the broadcast brings them back.
             if rank:
                 bucket.zero_()
             begin = time.perf_counter()
             dist.broadcast(bucket, src=0)
             digests.append(digest(bucket, torch.int32))  # waits for the device
             took += time.perf_counter() - begin
+        # Whole numbers below 2**24 are exact in float32, in whatever order they are summed.
         total = torch.arange(1000, device=device, dtype=torch.float32) * (rank + 1)
         dist.all_reduce(total)
         right = bool(torch.equal(total, torch.arange(1000, device=device, dtype=torch.float32) * (count * (count + 1) // 2)))

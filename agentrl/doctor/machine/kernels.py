@@ -139,6 +139,7 @@ def _compared(run: Attention, reference: Attention, parts: Sequence[Tensor]) -> 
     """Return the distances of the values, and of the gradients of queries, keys and values."""
     fast, exact = [part.clone().requires_grad_() for part in parts], [part.float().requires_grad_() for part in parts]
     output, expected = run(*fast), reference(*exact)
+    # Random weights, because errors may cancel in a plain sum.
     weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(expected.device)
     mine = torch.autograd.grad((output.float() * weight).sum(), fast)
     theirs = torch.autograd.grad((expected * weight).sum(), exact)
@@ -157,6 +158,7 @@ def _verdict(name: str, errors: Sequence[float], windowed: Sequence[float] | Non
     found = f"values off by {value:.4f}, gradients by {max(gradients):.4f}"
     if windowed is not None:
         found += f"; with a window {max(windowed):.4f}"
+    # Written so that NaN, for which every comparison is false, counts as wrong.
     wrong = not all(error <= ERROR for error in everything)
     remedy = f"Do not train with it: --attn-implementation sdpa, or another version of torch; {ERROR} passes for rounding."
     if name == "prefix trees":
@@ -171,6 +173,7 @@ def head(device: torch.device) -> Iterator[Finding]:
     tokens, vocabulary, width = HEAD[device.type]
     sizes = {"intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     torch.manual_seed(0)
+    # Only the output layer is computed, so the other weights take no memory.
     with torch.device("meta"):
         model = Qwen2ForCausalLM(Qwen2Config(hidden_size=width, vocab_size=vocabulary, tie_word_embeddings=False, **sizes))
     weight = torch.nn.Parameter(torch.randn(vocabulary, width, device=device).mul_(width**-0.5).bfloat16())

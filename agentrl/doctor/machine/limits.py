@@ -96,6 +96,7 @@ def memory(cgroup: Path = CGROUP) -> Finding:
     free, total = float(machine.available), float(machine.total)
     with contextlib.suppress(OSError, ValueError):
         limit, held = (float((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        # Pages of files that nobody uses count as held, and the kernel gives them back when memory is needed.
         cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
         free, total = min(free, limit - held + (float(cached[1]) if cached else 0.0)), min(total, limit)
     remedy = "End other programs, or give the container more (docker run --memory)."
@@ -142,6 +143,7 @@ def disk(name: str, folder: Path) -> Finding:
 def _room(name: str, folder: Path, *, wrong_below: float, warning_below: float, remedy: str) -> Finding:
     try:
         usage = shutil.disk_usage(folder)
+        # Free space says nothing about quotas and mounts that can only be read, so a page is written.
         with _file_in(folder):
             pass
     except OSError as error:

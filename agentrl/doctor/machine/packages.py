@@ -77,6 +77,7 @@ def unmet(name: str, versions: Mapping[str, str]) -> Iterator[Finding]:
     for requirement in _requirements(name):
         other = canonicalize_name(requirement.name)
         version = versions.get(other)
+        # Without `prereleases` a nightly build would meet no requirement.
         if other not in COMPARED or version is None or requirement.specifier.contains(version, prereleases=True):
             continue
         compiled = name in COMPILED and other == "torch"

@@ -104,6 +104,7 @@ def _step(name: str, learner: Any, step: int, groups: Sequence[Group], limit: fl
         return Finding(part=PART, name=name, level=Level.WRONG, found=str(error).splitlines()[0], remedy=remedy)
     mean = metrics.get("mismatch/mean", float("nan"))
     found = f"differ by {mean:.1e} nats on average, limit {limit:g}; gradient {metrics.get('grad_norm', float('nan')):.3g}"
+    # Written so that a mean that is not a number counts as wrong.
     return judged(PART, name, found, wrong=not mean <= limit, remedy=remedy)
 
 

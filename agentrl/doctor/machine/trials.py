@@ -85,6 +85,7 @@ def main(words: list[str]) -> None:
     if int(parent):
         end_with_parent(int(parent))
     warnings.simplefilter("ignore")
+    # Programs that a trial starts do not inherit the copy, so the pipe ends with this process.
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     from agentrl.cluster.build import worker_environment
