@@ -23,9 +23,8 @@ from agentrl.rollout.plan import ModelConfig
 
 Images: TypeAlias = tuple[PlacedImage, ...]
 TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05
-"""Seconds that an engine has to load and to sample; importing vLLM on a busy machine takes the most of it."""
-
 DEADLINE_S = {name: facts.start_s for name, facts in ENGINES.items()}
+"""Seconds that an engine has to load and to sample; importing vLLM on a busy machine takes the most of it."""
 
 
 def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -> Comparison:

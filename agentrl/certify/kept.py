@@ -33,7 +33,7 @@ def certificate_file(settings: Mapping[str, Any], tried: Sequence[str]) -> Path:
     package = Path(__file__).parent.parent
     # The code itself counts, not its version, which stays the same while a part is worked on.
     for part in SOURCES:
-        for path in sorted((package / part).glob("*.py")):
+        for path in sorted((package / part).rglob("*.py")):
             digest.update(path.read_bytes())
     return cache_folder() / "certificates" / f"{digest.hexdigest()[:32]}.json"
 

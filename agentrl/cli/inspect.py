@@ -109,7 +109,7 @@ def _pieces(run: RunDirectory) -> Pieces | None:
         config = run.config()
     except ConfigError:
         return None
-    texts = TokenTexts(run, config.model.model if config else None)
+    texts = TokenTexts(run, config.model.model)
     if texts.tokenizer is not None:
         return lambda ids: texts.pieces(ids) or []
     # Transformers, which is slow to import, is needed only where there is no such file.

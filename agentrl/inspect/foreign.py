@@ -105,7 +105,7 @@ def _row_record(row: Row, number: int) -> dict[str, Any] | None:
     else:
         return None
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)}
-    left = {name: value for name, value in numbers.items() if name not in REWARDS and not name.endswith(("_ms", "_id", "id"))}
+    left = {name: value for name, value in numbers.items() if name not in REWARDS and name != "id" and not name.endswith(("_ms", "_id"))}
     name = str(row.get("example_id", row.get("id", number)))
     return _record(
         name=f"{name}-{number}" if "example_id" in row or "id" in row else name,
