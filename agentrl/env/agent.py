@@ -176,6 +176,7 @@ StepReturn: TypeAlias = StepResult | Mapping[str, Any]
 def has_snapshots(cls: AgentClass) -> bool:
     """Return True if objects of a class can hand their episode on to another object; see `AgentInstance.snapshot`."""
     own = [getattr(cls, name, None) for name in ("snapshot", "restore")]
+    # The base class has both methods too, and they only raise, so that being callable is not enough.
     return all(callable(method) for method in own) and not {AgentInstance.snapshot, AgentInstance.restore} & set(own)
 
 

@@ -51,12 +51,16 @@ class ModelEndpoint:
         Raises:
             ValueError: If the name is empty or holds anything but letters, digits, ``_`` and ``-``.
         """
+        # `isalnum` accepts the letters of every script, and the name travels in a header, which is ASCII.
         if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
             raise ValueError(f"name = {name!r}: must consist of letters, digits, _ and -")
+        # A branch of a branch belongs to the episode: the name behind the key is replaced, not extended.
         return replace(self, api_key=f"{self.api_key.partition(':')[0]}:{name}")
 
     def env(self) -> dict[str, str]:
         """Environment variables that SDKs and programs read, to be added to those of a process."""
+        # Programs would send requests for loopback to a proxy of the environment, which is another machine. Some read the variable in
+        # capitals, others in small letters.
         return {
             "OPENAI_API_KEY": self.api_key,
             "OPENAI_BASE_URL": self.base_url,

@@ -100,6 +100,8 @@ class EnvSession:
         self._stopwatch.begin()
         cls = self._class
         inherited = all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
+        # Without a constructor of its own an object is made at once, so it takes neither a thread nor the session's task. An abstract class
+        # raises, and only `_call` names whose error that is.
         if inherited and not inspect.isabstract(cls):
             self._object = cls()
         elif inspect.iscoroutinefunction(cls.__init__):
@@ -110,6 +112,7 @@ class EnvSession:
 
     async def step(self, state: StepState) -> StepResult:
         """Give the environment one turn of the model; raises as `reset` does."""
+        # The lists are copied: a `step` that changes them in place would otherwise seem to hand back what it was given.
         given = {key: list(item) if isinstance(item, list) else item for key, item in state.get("sampling_params", {}).items()}
         self._stopwatch.begin()
         value = await self._prepared(await self._method("step", self._limits.step_timeout_s, state))
@@ -184,6 +187,7 @@ class EnvSession:
         except LateError:
             left = "" if is_async else self.abandoned
             raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}") from None
+        # Before an error is raised, since a method that failed may have changed the directory too.
         if self._directory is not None:
             self._directory.restore(self._where(name))
         if problem is not None:
@@ -245,6 +249,7 @@ def _named_error(where: str, error: BaseException) -> EnvError:
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS) and frames.tb_next is not None:
         frames = frames.tb_next
     shown = traceback.format_exception(type(error), error, frames)
+    # The message stands above the traceback, cut. A long one at its end would leave no room for the frames.
     if len(shown[-1]) > MAX_MESSAGE:
         shown = traceback.format_tb(frames)
     text = "".join(shown).strip().encode(errors="backslashreplace").decode()

@@ -142,6 +142,7 @@ class CallerSession(EnvSession):
     """One episode of a class that calls the model itself: made and played under deadlines, on a thread of its own if it is no coroutine."""
 
     def __init__(self, cls: type[Any], source: str, limits: EnvLimits) -> None:
+        # A thread of its own: one of those that all episodes share would be held for as long as the model answers.
         self._own_threads = Threads(1)
         super().__init__(cls, source, self._own_threads, limits)
 
@@ -174,6 +175,7 @@ def check_outcome(value: Any, where: str) -> StepResult:
     for name in ("observation", "sampling", "images", "agent", "rewards", "scores"):
         if getattr(value, name):
             raise bad_result(where, name, getattr(value, name), "has no meaning at the end of an executor's episode")
+    # Ended for the check, which wants an observation for an episode that goes on.
     return replace(check_step(replace(value, terminated=True), where), terminated=not value.truncated)
 
 

@@ -88,6 +88,7 @@ def _importable(module: ModuleType) -> bool:
     top = module.__name__.partition(".")[0]
     if top == "__main__" or getattr(module, "__spec__", None) is None:
         return False
+    # `importlib.util.find_spec` would find whatever this process has loaded already, which the other process has not.
     return importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path[1:]]) is not None
 
 

@@ -73,6 +73,7 @@ class _SharedText(str):
     __slots__ = ("__weakref__",)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # In another process it is an ordinary text: there it is in no table, and must not count as shared.
         return str, (str(self),)
 
 
@@ -81,6 +82,7 @@ _TEXTS: WeakValueDictionary[bytes, _SharedText] = WeakValueDictionary()  # by th
 
 def _shared(text: str) -> str:
     """Return the object that stands for all texts which are the same, so that members of a group hold the pixels of an image once."""
+    # A long text as the key would be in memory a second time, so its hash is. Paths may hold lone surrogates.
     key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
     if (found := _TEXTS.get(key)) is None:
         found = _TEXTS[key] = _SharedText(text)

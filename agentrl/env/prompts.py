@@ -128,6 +128,7 @@ def column(row: Any, key: str, default: Any = None) -> Any:
     """Return what stands in a column of a row, or at the end of a path of keys with dots between them."""
     if not isinstance(row, Mapping):
         return default
+    # A column whose own name has a dot comes before a path through other columns.
     if key in row:
         return row[key]
     first, dot, rest = key.partition(".")
@@ -229,6 +230,7 @@ def _rows(path: Path, form: PromptFormat) -> Iterable[Row]:
 def _table(path: Path, form: PromptFormat, delimiter: str) -> Iterator[Row]:
     """Yield the rows of a CSV or TSV file with a heading; every cell is text."""
     try:
+        # Spreadsheet programs begin a file with a byte order mark, which would become a part of the first column's name.
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter=delimiter, strict=True)
             for row in reader:
@@ -305,6 +307,7 @@ def _parquet(path: Path, form: PromptFormat) -> Iterable[Row]:
     except ImportError as error:
         raise DataError(form.flag, str(path), "needs the package pyarrow", "pip install 'agentrl[data]'.") from error
     try:
+        # By default pyarrow takes folders named `key=value` above the file for columns.
         rows = read_table(path, partitioning=None).to_pylist()
     except (ArrowException, OSError) as error:
         raise DataError(form.flag, str(path), f"is not a readable Parquet file: {error}", "") from error

@@ -69,6 +69,7 @@ class TaskSampler:
 
     def begin_round(self) -> None:
         """Let all that is known count, and draw in a new order."""
+        # By group: a sum with weights depends on the order, and that of arrival differs from run to run.
         for _, index, scores in sorted(self._news):
             self._tried[index] = MEMORY * self._tried[index] + len(scores)
             self._passed[index] = MEMORY * self._passed[index] + math.fsum(scores)
@@ -107,6 +108,7 @@ class TaskSampler:
             return found
         priority = PRIORITIES[self._sampling.rule](rates)
         share = self._sampling.exploration
+        # The sum is never 0, since estimates lie strictly between 0 and 1.
         chances = (1.0 - share) * priority / priority.sum() + share / len(rates)
         ranked: list[int] = np.argsort(draws / chances, kind="stable").tolist()
         return ranked

@@ -67,6 +67,7 @@ class TaskOrder:
         start = self._starts[part]
         order = list(range(start, start + self._sizes[part]))
         if self._shuffle:
+            # A single part has the seeds that collections had before there were parts, so that runs go on in the same order.
             more = (part,) if len(self._sizes) > 1 else ()
             random.Random(derive_seed(self._seed, "tasks", number, *more)).shuffle(order)
         return order
@@ -235,6 +236,7 @@ class TaskSource:
         loaded = self._load()
         stream = checked(loaded, self._origin)
         limit = PEEK + self._holdout
+        # A sequence has an end, however long it is; anything else may have none, and is read only so far.
         head = list(stream) if isinstance(loaded, Sequence) else list(itertools.islice(stream, limit))
         if not head:
             raise DataError("tasks", self._origin, "holds no task", "Give at least one.")

@@ -93,7 +93,9 @@ class Threads:
         def serve() -> None:
             while (work := jobs.get()) is not None:
                 work()
+                # Otherwise the last call, and all that it refers to, would live until the next one.
                 del work
 
+        # Not a ThreadPoolExecutor: at its end Python waits for the threads of those, hanging ones too.
         threading.Thread(target=serve, name="agentrl-env", daemon=True).start()
         return jobs

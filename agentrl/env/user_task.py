@@ -152,10 +152,12 @@ class UserTask:
             except BaseException as error:
                 _forget_cancellation()
                 job.end(None, error if isinstance(error, UserError) else UserError(error))
+                # The first is meant for the whole process, and after the second a coroutine may not wait again.
                 if isinstance(error, KeyboardInterrupt | GeneratorExit):
                     raise
             else:
                 job.end(result, None)
+            # Otherwise a call and its result would live until the next one.
             del job
 
 

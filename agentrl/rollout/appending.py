@@ -25,6 +25,7 @@ def with_marks(tree: nodes.Template, loops: str) -> nodes.Template | None:
         loops: Name of the filter that is around what loops go through.
     """
     places = [place for place, node in enumerate(tree.body) if isinstance(node, nodes.For) and _of_messages(node, loops)]
+    # Other templates are not read here, and may look at later messages.
     if not places or next(tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)), None):
         return None
     place = places[0]  # behind it nothing may read messages, so there is no other

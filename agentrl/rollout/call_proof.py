@@ -13,6 +13,7 @@ from agentrl.rollout.forms import call_id, lost
 
 Called: TypeAlias = list[tuple[str, Any]]
 
+# The values hold what a form of calls may lose: quotes, line breaks, numbers, lists and objects within objects.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "write_note": {"count": 7, "text": 'She said "no",\nand then she left.'},
     "find_place": {"name": "Old Town Hall", "place": {"city": "Bonn", "at": [50, 7], "near": {"river": "Rhine"}}},

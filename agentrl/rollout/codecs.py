@@ -66,6 +66,7 @@ def _check_vocabulary(codec: ChatCodec, config: Path) -> None:
     if not config.is_file():
         return
     shape = json.loads(config.read_text(encoding="utf-8"))
+    # Models that read images have the size in the part of their configuration that is about text.
     size = shape.get("vocab_size") or (shape.get("text_config") or {}).get("vocab_size")
     highest = max([*codec.encode_question("?"), *codec.turn_end_ids])
     if isinstance(size, int) and highest >= size:

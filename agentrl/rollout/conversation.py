@@ -140,6 +140,7 @@ class Conversation:
 
     async def unread(self, observation: Prompt, images: Sequence[Any] = ()) -> Turn | None:
         """Return an observation that nobody will answer as a turn without sampled tokens; `None` if there is no room for another turn."""
+        # In a copy, since the conversation itself ends with its last sampled turn.
         other = self.parted()
         await other.read(observation, images)
         nothing = ints([])

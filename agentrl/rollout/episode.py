@@ -102,6 +102,7 @@ class Episode:
             status, error = await guarded(self.play, self._close, self._settings.rollout.episode_timeout_s)
         finally:
             if self._role is not None and self._role.is_root:
+                # Whatever happened: the other episodes of the fork wait for this one.
                 self._role.fork.end()
         total_s = time.perf_counter() - self._start_s
         return self.trajectories(status, error, total_s)
@@ -363,6 +364,7 @@ async def guarded(
     except EngineError as raised:
         return Status.ENGINE_ERROR, f"{type(raised).__name__}: {raised}"
     except TimeoutError:
+        # Not the deadline of the episode, so a bug that must not pass for an episode which took too long.
         if not limit.expired():
             raise
         return Status.TIMEOUT, f"the episode was not over after {timeout_s:g} s (--episode-timeout-s)"

@@ -75,6 +75,7 @@ class RecordedPolicy(Policy):
         expanded = prompt
         if (reader := self._codec.images) is not None:
             expanded, placed = reader.expand(prompt, await reader.read(images))
+            # They are in the prompt now, and are not given to the engine a second time.
             images = ()
         sample = await self._recorder.sample(expanded, self._changed(sampling), images, placed=placed)
         generation = sample.generation
@@ -170,6 +171,7 @@ class ExecutorEpisode(ProgramEpisode):
         try:
             self._result = await self._env.execute(self._group_request.task, self._llm, self._settings.rollout.episode_timeout_s)
         except Exception as error:
+            # It counts only if it ended user code, which may have caught an earlier one and gone on.
             failure = self._recorder.failure
             if failure is not None and _caused(error, failure):
                 raise failure from error
@@ -177,6 +179,7 @@ class ExecutorEpisode(ProgramEpisode):
         return Status.TRUNCATED if self._result.truncated else Status.FINISHED
 
     async def _close(self) -> None:
+        # First, so that code which goes on while it is closed samples nothing more.
         self._recorder.end()
         await self._env.close()
 

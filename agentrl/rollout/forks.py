@@ -68,6 +68,7 @@ class Fork:
 
     async def point(self) -> ForkPoint | None:
         """Return where the root parted; `None` if it did not. Waits for the root's turn; unblocked by `part` and `end`."""
+        # Shielded: an episode that is cancelled must not cancel the future for which the others wait.
         return await asyncio.shield(self._point)
 
     def close(self) -> None:

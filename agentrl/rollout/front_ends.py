@@ -160,6 +160,7 @@ class FrontEnds:
 
     def _replaced(self, task: asyncio.Task[None]) -> None:
         self._replacing.discard(task)
+        # Wakes those that wait now; whoever waits later gets a new event.
         self._changed.set()
         self._changed = asyncio.Event()
 

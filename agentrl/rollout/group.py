@@ -57,6 +57,7 @@ async def run_group(
         else:
             late = await _wait_for_most(members, straggler_policy)
     finally:
+        # Also if this is cancelled: no member goes on without its group.
         await _end(members)
         live.difference_update(members)
     for member in members:

@@ -66,6 +66,7 @@ class Processor:
     def _run(self, images: Sequence[Any], between: str = "") -> tuple[list[int], Arrays, Arrays]:
         """Return the tokens of some images, their tensors, and the arguments of the model that mark the tokens, if it reads such."""
         text = between.join([self._text] * len(images))
+        # Without special tokens: the one for the beginning of a text would come before each image.
         found = self._processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
         marks = {name: found.pop(name)[0].numpy() for name in list(found) if name.endswith("token_type_ids")}
         if bool(marks) < self._mutual or (marks and not self._mutual and self._index is None):
@@ -73,6 +74,7 @@ class Processor:
             raise self._refused(f"its processor {what}, and how its model attends to them is not known")
         arrays = {name: tensor.numpy() for name, tensor in found.items() if name not in TEXT_FIELDS}
         for array in arrays.values():
+            # All episodes with the image share these arrays.
             array.setflags(write=False)
         return found["input_ids"][0].tolist(), arrays, marks if self._mutual else {}
 
@@ -83,9 +85,11 @@ class Processor:
         import torch
 
         tokens = torch.tensor([ids])
+        # Copies, because torch warns of arrays that may not be written.
         grids = {name: torch.from_numpy(array.copy()) for name, array in arrays.items() if name.endswith("grid_thw")}
         found, _ = self._index(input_ids=tokens, mm_token_type_ids=(tokens == self._pixels).int(), **grids)
         positions: npt.NDArray[np.int64] = found[:, 0].numpy().astype(np.int64)
+        # Counted from the first, since the image may stand anywhere in a prompt.
         return positions - positions[:, :1]
 
     def _prove(self) -> None:
@@ -142,16 +146,19 @@ def _without_videos(kind: Any) -> Any:
 
     class WithoutVideos(kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            # transformers looks at the class of each part, and would refuse the missing one.
             return type(None) if argument_name == VIDEOS else super().check_argument_for_proper_class(argument_name, argument)
 
         @classmethod
         def _get_arguments_from_pretrained(cls, *args: Any, **kwargs: Any) -> list[Any]:
             whole = cls.get_attributes
+            # By this list transformers loads the parts, and the part for videos needs torchvision.
             cls.get_attributes = classmethod(lambda _: [name for name in whole() if name != VIDEOS])
             try:
                 found: list[Any] = super()._get_arguments_from_pretrained(*args, **kwargs)
             finally:
                 del cls.get_attributes
+            # The constructor takes its parts by their places.
             found.insert(whole().index(VIDEOS), None)
             return found
 

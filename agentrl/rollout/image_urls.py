@@ -44,6 +44,7 @@ class ImageFetcher:
                     with client.stream("GET", at) as response:
                         if not response.has_redirect_location:
                             return _body(response.raise_for_status().iter_bytes(), address, end)
+                        # A server may redirect to a relative address.
                         at = urljoin(at, response.headers["location"])
         except httpx.HTTPError as error:
             raise ValueError(f"the image at {address} cannot be fetched: {type(error).__name__}: {error}") from error
@@ -61,6 +62,7 @@ def _body(chunks: Iterable[bytes], address: str, end: float) -> bytes:
         data += chunk
         if len(data) > MAX_BYTES:
             raise ValueError(f"the image at {address} has more than {MAX_BYTES:,} bytes")
+        # The limit of httpx is one for each read, within which a slow server may go on for ever.
         if time.monotonic() > end:
             raise ValueError(f"the image at {address} took longer than {TIMEOUT_S:g} s")
     return bytes(data)

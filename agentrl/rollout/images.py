@@ -41,6 +41,7 @@ class ImageReader:
     def __init__(self, model: str, config: Any, limits: ImageConfig, *, trust_remote_code: bool = False) -> None:
         self._model, self._config, self._limits, self._trusted = model, config, limits, trust_remote_code
         self._fetcher = ImageFetcher(limits.allow_image_urls)
+        # Nothing is short, so that all work is on the thread.
         self._lane = Lane(short=-1)
         self._known: WeakValueDictionary[str, ImageInput] = WeakValueDictionary()  # by hash of the text that names it, and of its pixels
         self._kept: OrderedDict[str, ImageInput] = OrderedDict()
@@ -96,6 +97,7 @@ class ImageReader:
 
     def _processed(self, data: bytes) -> ImageInput:
         image = decoded(data, self._limits.max_image_pixels)
+        # With the size, as the same bytes in another shape are another image.
         key = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
         if (found := self._known.get(key)) is None:
             found = self._known[key] = self._processor.process(image, data, key)
@@ -127,6 +129,7 @@ def decoded(data: bytes, max_pixels: int) -> Any:
         width, height = image.size
         if not width or not height:
             raise ValueError("the image has no pixels")
+        # Before the pixels are read, which takes memory for all of them.
         if width * height > max_pixels:
             raise ValueError(f"the image has {width} x {height} pixels, more than {max_pixels:,} (--max-image-pixels)")
         if getattr(image, "n_frames", 1) > 1:

@@ -155,6 +155,7 @@ class LearnedRewards:
 
     def _probability(self, scored: Mapping[str, _Scored]) -> float:
         total = math.fsum(self._weights[name] * math.fsum(found.values) / len(found.values) for name, found in scored.items())
+        # The logistic function in a form that does not overflow.
         return 0.5 * (1.0 + math.tanh(0.5 * total))
 
 

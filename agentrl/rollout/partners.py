@@ -121,6 +121,7 @@ class Partners:
         self, where: str, taken: list[str], info: Mapping[str, float] | None = None, codec: ChatCodec | None = None
     ) -> Partner:
         """Return a partner with the engine of a model, started if it is not; `codec` if it is not the model's own."""
+        # One at a time, as two groups that want the same model would both start it.
         async with self._starting:
             if where not in self._engines:
                 await self._drop_unused()

@@ -49,6 +49,7 @@ class ProgramEpisode(ABC):
         self._start_s = time.perf_counter()
         status, error = await guarded(self._play, self._close, self._settings.rollout.episode_timeout_s)
         total_s, generate_s = time.perf_counter() - self._start_s, self._recorder.generate_s
+        # Requests may overlap, and the sum of their times may be longer than the episode.
         timings = {"generate_s": generate_s, "env_s": max(0.0, total_s - generate_s), "total_s": total_s}
         self._spans = self._ordered_spans()
         return self._trajectories(status, error, timings)
@@ -82,6 +83,7 @@ class ProgramEpisode(ABC):
         """The trajectory of the turns of some contexts, whose rewards are added to what was `earned`; `name` is that of a branch."""
         result, ended = self._result, status.trainable
         turns = [turn for context in contexts for turn in context.turns]
+        # Before the penalties for length, which leave the score as it is.
         total = math.fsum(turn.reward for turn in turns) + earned
         if ended and turns:
             turns = self._paid(turns, [budget for context in contexts for budget in context.budgets], earned)

@@ -46,6 +46,7 @@ class Context:
         """Return True if a prompt begins with every token and image of this context."""
         if list(prompt_ids[: len(self.tokens)]) != self.tokens:
             return False
+        # The tokens alone do not tell, as those of two images may be the same.
         return [each.image.key for each in self.placed] == [each.image.key for each in placed[: len(self.placed)]]
 
     def mask(self, reason: str) -> None:
@@ -233,6 +234,7 @@ class Recorder:
         images, context.placed = tuple(context.placed), [each for each in context.placed if each.place < len(before)]
         own.masked = reason
         whole = ints([*before, *turn.prompt_ids.tolist()])
+        # The experts belong to the new tokens alone, while this prompt has all tokens, so they are left out.
         own.append(replace(turn, prompt_ids=whole, images=images, fresh=True, masked=reason, experts=None), budget)
 
     def end(self) -> None:

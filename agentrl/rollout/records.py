@@ -82,6 +82,7 @@ def recorded_group_request(record: Mapping[str, Any]) -> GroupRequest:
     Raises:
         KeyError, TypeError, ValueError: If the record lacks something, or holds something else than was written.
     """
+    # Literals alone, so that nothing in a record is run.
     task = {**record["task"], **{name: ast.literal_eval(text) for name, text in record["task"].get("literals", {}).items()}}
     return GroupRequest(
         group_id=int(record["group_id"]),

@@ -122,6 +122,7 @@ def _separate(data: DataConfig, agent: AgentSpec, seed: int) -> list[Task]:
     if not data.eval_size or len(tasks) <= data.eval_size:
         return tasks
     if len(tasks) == limit:
+        # It may have no end, so there is no whole from which tasks could be chosen.
         return tasks[: data.eval_size]
     chosen = random.Random(derive_seed(seed, "eval")).sample(range(len(tasks)), data.eval_size)
     return [tasks[index] for index in sorted(chosen)]

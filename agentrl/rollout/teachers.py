@@ -131,6 +131,7 @@ class HttpTeacher:
         body = {
             "model": self._spec.options["model"],
             "prompt": tokens.tolist(),
+            # vLLM samples one token at least; only the log-probabilities of the prompt are used.
             "max_tokens": 1,
             "temperature": 1.0,
             "prompt_logprobs": max(1, top_k),
@@ -150,6 +151,7 @@ class HttpTeacher:
             ConfigError: If it has another, or does not tell.
         """
         address, size = self._spec.where, len(tokenizer)
+        # vLLM has this route beside `/v1`, not below it.
         root = address.removesuffix("/v1")
         client = _client(root, self._timeout_s)
         try:
@@ -196,6 +198,7 @@ def _scores(found: Sequence[Any], tokens: IntArray, places: IntArray, top_k: int
     for row, place in enumerate(places.tolist()):
         entries = {int(token): float(entry["logprob"]) for token, entry in found[place].items()}
         chosen[row] = entries[int(tokens[place])]
+        # The token itself comes besides the best ones, so there may be one too many.
         best = sorted(entries.items(), key=lambda entry: (-entry[1], entry[0]))[:top_k]
         ids[row, : len(best)], logprobs[row, : len(best)] = zip(*best, strict=True)
     return TeacherScores(floats(chosen), ints(ids), floats(logprobs))

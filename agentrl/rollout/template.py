@@ -245,7 +245,9 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox that chat templates are written for, in which every loop and call looks at the clock."""
 
     def __init__(self) -> None:
+        # The options of transformers, for which chat templates are written.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Guards, "jinja2.ext.loopcontrols"])
+        # Jinja's own filter writes some characters as HTML wants them.
         self.filters["tojson"] = _to_json
         self.filters[LIMITED] = _limited
         self.globals["raise_exception"] = _refuse

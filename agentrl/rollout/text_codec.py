@@ -42,6 +42,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        # The longest first: in a pattern, a token would otherwise hide a longer one that begins with it.
         self.control_tokens = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(self.control_tokens))
         self._control = re.compile("|".join(map(re.escape, [*self.control_tokens, "\ue000", "\ue001"])))
@@ -109,6 +110,7 @@ class TextCodec:
     @cached_property
     def _control_mask(self) -> Any:
         """For each token id, whether it is a control token."""
+        # Control tokens may have ids above the number of tokens.
         known = np.zeros(max([len(self._tokenizer), *(token + 1 for token in self._control_ids)]), dtype=bool)
         known[list(self._control_ids)] = True
         return known
@@ -165,6 +167,7 @@ class TextCodec:
 
     @cached_property
     def _longest_token(self) -> int:
+        # In vocabularies of bytes each letter is a byte, so that no token stands for more characters than it has letters.
         return max(len(token) for token in self._tokenizer.get_vocab())
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -255,6 +258,7 @@ def _plain_backend(tokenizer: Any) -> Any:
     if getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return None
     backend = tokenizer.backend_tokenizer
+    # Limits may be saved with a tokenizer, and would cut texts or fill them up.
     backend.no_truncation()
     backend.no_padding()
     return backend

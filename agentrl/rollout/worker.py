@@ -122,6 +122,7 @@ class Throttle:
         try:
             await begun
         except asyncio.CancelledError:
+            # Cancelled just after it had begun: nobody else gives this room back.
             if begun.done() and not begun.cancelled():
                 self.leave(group_request.num_episodes)
             raise
@@ -212,6 +213,7 @@ class EpisodeWorker:
             ConfigError: If the model has no usable tokenizer.
             EngineError: If the engine does not start.
         """
+        # User code first: an error in it shows before the engine has started, which takes longer.
         await self._sessions.start()
         await self._engine.start()
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=self._settings.model.trust_remote_code)
@@ -273,6 +275,7 @@ class EpisodeWorker:
         """Cancel episodes, close environments and the engine; safe to call twice."""
         self._closed = True
         self._throttle.close()
+        # Episodes end first, since they use all that is closed below.
         live = list(self._live)
         for member in live:
             member.cancel()

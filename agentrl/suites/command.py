@@ -165,6 +165,7 @@ class CommandAgent(BlackBoxAgent):
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
         limits = self.process_limits
         environment = {**self._passed(), **variables, "PWD": str(work)}
+        # Without a limit of its own: at the deadline of the episode it is cancelled.
         ended = await self._sandbox.exec(
             *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"
         )
@@ -197,6 +198,7 @@ def values_of(task: Task, llm: ModelEndpoint, work: Path) -> dict[str, str]:
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return a text with values in place of their names in braces; other braces stay."""
+    # All in one pass, so that braces in a value, such as a prompt, are not filled again.
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
 
 
@@ -218,6 +220,7 @@ def load_command(spec: str) -> type[CommandAgent]:
 
 def split_options(spec: str) -> tuple[str, dict[str, str]]:
     """Return what stands between the scheme and the first of `OPTIONS`, and the options by name."""
+    # Only before an option, as a command may have the sign itself.
     first, *parts = re.split(rf"#(?={'|'.join(OPTIONS)}=)", spec.partition(":")[2])
     return first, dict(part.split("=", 1) for part in parts)
 

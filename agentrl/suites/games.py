@@ -115,6 +115,7 @@ class TextArenaEnv(SuiteEnv):
             if not done:
                 agent, text = self._news()
                 return StepResult(0.0, text, agent=agent)
+            # TextArena gives the rewards when a game is closed.
             rewards, info = self._env.close()
         invalid = [float(bool(info[player].get("invalid_move"))) for player in range(max(1, len(self.agents)))]
         ending = {"invalid_move": max(invalid)}

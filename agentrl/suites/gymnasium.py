@@ -104,6 +104,7 @@ class GymEnv(AgentInstance):
         space = self._env().action_space
         try:
             action = last_word(text, self.actions) if self.actions else _from_space(text, space)
+        # JSON and spaces raise any of these for a text that is no action.
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, AssertionError, RecursionError):
             raise ValueError(self.ask()) from None
         if not space.contains(action):
@@ -201,6 +202,7 @@ class GymEnv(AgentInstance):
 
 def last_word(text: str, words: Mapping[str, Any]) -> Any:
     """Return the value of the last of `words` in `text`, ignoring case; raise `ValueError` if `text` holds none of them."""
+    # In a pattern, a word would otherwise hide a longer one that begins with it.
     longest_first = sorted(words, key=len, reverse=True)
     found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", text, re.IGNORECASE)
     if not found:

@@ -146,6 +146,7 @@ class SharedEnv:
     async def _step_envs(self) -> None:
         calls = self._served = self._steps
         self._steps = {}
+        # In the mode Disabled gymnasium refuses a step while a lane has ended and was not reset, also one on which nobody plays.
         if self._ended:
             await self._reset_some(dict.fromkeys(self._ended))
         batch = self._batch({env_index: call.value for env_index, call in calls.items()})
@@ -164,12 +165,14 @@ class SharedEnv:
         from gymnasium.vector.utils import concatenate, create_empty_array
 
         space, size = self.env.single_action_space, self.env.num_envs
+        # A batch has an action for every lane; what becomes of lanes without an episode is not read.
         every = [actions[env_index] if env_index in actions else space.sample() for env_index in range(size)]
         return concatenate(space, every, create_empty_array(space, size))
 
     def _observation_of(self, observations: Any, env_index: int) -> Any:
         from gymnasium.vector.utils import iterate
 
+        # A copy, as the next step may write into the same arrays.
         return copy.deepcopy(list(iterate(self.env.observation_space, observations))[env_index])
 
     async def _call(self, call: Callable[[], Any]) -> Any:
@@ -201,6 +204,7 @@ class VectorEnvPool:
 
     async def lend(self) -> tuple[SharedEnv, int]:
         """Return a free lane, on a new vector environment if no lane is free."""
+        # Two episodes without a lane would otherwise each make a vector environment.
         async with self._lock:
             self.shared = [shared for shared in self.shared if not shared.failed]
             for shared in self.shared:
@@ -224,6 +228,7 @@ def info_of(infos: Mapping[str, Any], env_index: int) -> dict[str, Any]:
     """Return the entries of a vector environment's infos that belong to one lane."""
     info: dict[str, Any] = {}
     for key, value in infos.items():
+        # With `_key` gymnasium says which lanes have the entry `key`.
         if (key.startswith("_") and key[1:] in infos) or not (f"_{key}" not in infos or infos[f"_{key}"][env_index]):
             continue
         info[key] = info_of(value, env_index) if isinstance(value, Mapping) else value[env_index]

@@ -144,6 +144,7 @@ def find_harness(spec: str, asked: str, form: str) -> tuple[str, InstalledHarnes
     if program is None:
         remedy = f"Install it ({harness.install}), or name it: {name}?program=PATH."
         raise EnvLoadError(FLAG, spec, f"there is no program {wanted!r}", remedy)
+    # A link in a folder of programs leads into the installation, which the sandbox has to show.
     path = Path(program).resolve()
     _warn_of_version(harness, path)
     places, is_brief = tuple(map(str, places_of(path))), options.get("brief", False)
@@ -154,6 +155,7 @@ def places_of(program: Path) -> list[Path]:
     """Return the folders that a program needs of its installation: all its packages, and the interpreter of Node or Python."""
     if modules := [parent for parent in program.parents if parent.name == "node_modules"]:
         node = Path(shutil.which("node") or SYSTEM).resolve()
+        # The outermost folder, as packages have packages of their own below them.
         return [modules[-1], *([] if node.is_relative_to(SYSTEM) else [node.parent.parent])]
     venv = next((parent for parent in program.parents if (parent / "pyvenv.cfg").is_file()), None)
     return [program] if venv is None else [venv, *_interpreters(venv)]

@@ -84,6 +84,7 @@ def main(words: list[str]) -> None:
         list_samples(spec, target)
     else:
         result = asyncio.run(run_sample(spec, json.loads(target)))
+        # On a line of its own, also behind output that ends without a line break.
         sys.stdout.write(f"\n{json.dumps(result)}\n")
 
 

@@ -33,6 +33,7 @@ def load_inspect(spec: str) -> type[InspectAgent]:
         if not path.is_file():
             raise EnvLoadError(FLAG, spec, f"there is no file {file!r}", "Write inspect:file.py@TASK, or the name of an installed task.")
         folder, name = str(path.absolute().parent), f"{path.name}{at}{wanted}"
+        # Other processes of the run may have another current directory.
         spec = spec.replace(file, str(path.absolute()), 1)
     if not name:
         raise EnvLoadError(FLAG, spec, "names no task", "Write inspect:file.py@TASK, or the name of an installed task.")

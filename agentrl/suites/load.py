@@ -148,6 +148,7 @@ def _usable(spec: str, module: ModuleType, value: Any, name: str) -> AgentClass:
         form_of(value, spec)  # says which parameter fits no form
     if not isinstance(value, type):
         raise EnvLoadError(FLAG, spec, f"{name} is a {type(value).__name__}, not a class", "Name a class with reset and step.")
+    # Not imported here: a class that inherits from its Env has loaded it.
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is not None and issubclass(value, gymnasium.Env):
         return type(name, (GymEnv,), {"make": lambda self: value(), "__module__": value.__module__, "__doc__": value.__doc__})
@@ -291,6 +292,7 @@ def _import_module(spec: str, root: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
+            # A module that the user's own module misses keeps its own message.
             if error.name is None or not (name + ".").startswith(error.name + "."):
                 raise
             raise EnvLoadError(FLAG, spec, f"there is no module {error.name!r} here or in {root}", _unknown(spec)) from None

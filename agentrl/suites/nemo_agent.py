@@ -45,6 +45,7 @@ class NemoGymAgent(BlackBoxAgent):
         metadata = {**(params.get("metadata") or {}), KEY: f"{llm.base_url} {llm.api_key}"}
         limits = HttpLimits(timeout_s=self.timeout_s, attempt_timeout_s=self.timeout_s, max_bytes=MAX_BODY)
         async with relay(self.model_port), contextlib.aclosing(JsonClient([self.url], limits)) as client:
+            # Not repeated, because the server may have played the episode already.
             reply = await client.call("POST", "/run", {**row, PARAMS: {**params, "metadata": metadata}}, repeat=False)
         answer = reply.json()
         if not isinstance(answer, Mapping) or answer.get("reward") is None:

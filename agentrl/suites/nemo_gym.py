@@ -189,6 +189,7 @@ class NemoGymEnv(AgentInstance):
             return _error(f"there is no tool {call.name[:80]!r}; there is {known or 'none'}")
         arguments = _by_name(call.arguments, self._tools[call.name])
         try:
+            # Tried here, since arguments that cannot be sent are a mistake of the model and no failure of the server.
             encode_json(arguments)
         except RemoteError as error:
             return _error(f"the arguments of {call.name} cannot be sent: {error}")

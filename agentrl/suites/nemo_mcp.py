@@ -37,6 +37,7 @@ class McpTools:
     def __init__(self, client: JsonClient, session: HttpSession, given: Mapping[str, Any], timeout_s: float) -> None:
         path, headers = given.get("url_path", "/mcp"), given.get("headers") or {}
         named = isinstance(headers, Mapping) and len(headers) <= MAX_HEADERS and all(isinstance(value, str) for value in headers.values())
+        # Two slashes would begin the name of another host.
         if not isinstance(path, str) or not path.startswith("/") or path.startswith("//") or not named:
             raise RemoteError(f"/seed_session: mcp = {excerpt(json.dumps(given), 200)} names no path and headers", infrastructure=False)
         self._client, self._path, self._timeout_s = client, path, timeout_s

@@ -52,6 +52,7 @@ class _Keeper:
     def __init__(self, port: int) -> None:
         self.users = 0
         self._port = port
+        # Proxies of the environment lead to no loopback address of this machine.
         self._client = httpx.AsyncClient(trust_env=False, timeout=None)
         self._server = LoopbackServer(self._relay, port=port, name="relay")
         self._task: asyncio.Task[None] | None = None
@@ -62,6 +63,7 @@ class _Keeper:
         for _ in range(TRIES):
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 answer = await self._client.get(f"http://127.0.0.1:{self._port}/", timeout=RETRY_S * 5)
+                # A relay of another process serves as well; any other server would get the keys of episodes.
                 if answer.headers.get("server") == RELAY:
                     return
             await asyncio.sleep(RETRY_S)
@@ -109,6 +111,7 @@ class _Keeper:
             return 401, _refusal(
                 "the metadata of the request name no episode; the agent server must pass responses_create_params.metadata on"
             )
+        # The metadata come with the request, and a relay that took any address would send requests to whatever host they name.
         if not _ADDRESS.fullmatch(address):
             return 401, _refusal("the metadata of the request name no endpoint of this machine")
         body = {**{name: value for name, value in body.items() if name != "metadata"}, **({"metadata": metadata} if metadata else {})}

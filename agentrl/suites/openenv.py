@@ -142,6 +142,7 @@ class OpenEnvEnv(AgentInstance):
                     answer, last = await self._begin(data, attempt)
                     if answer is not None:
                         break
+                    # A random time, so that episodes which were refused together do not come back together.
                     await asyncio.sleep(random.uniform(0, min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(attempt, 10))))
         except TimeoutError:
             raise RemoteError(f"{self.url}: no session within {self.timeout_s:g} s{'; last: ' + last if last else ''}") from None
@@ -196,6 +197,7 @@ class OpenEnvEnv(AgentInstance):
     async def _schema(self) -> Mapping[str, Any]:
         """Return the schema of the actions; the server is asked once per class."""
         cls = type(self)
+        # Of this class alone, as one that inherits may have another server.
         if "_action" not in vars(cls) or cls._action is None:
             client = self._shared().open()
             self._is_open = True
@@ -262,6 +264,7 @@ def load_openenv(spec: str) -> type[OpenEnvEnv]:
         name = str(options.pop("formatter"))
         function = _formatter(spec, name)
         body["format_observation"] = lambda self, observation: function(observation)
+        # Other processes of the run may have another current directory.
         body["agent_spec"] = spec.replace(name, f"{Path(name.rpartition(':')[0]).absolute()}:{name.rpartition(':')[2]}")
     known = f"There is formatter, num_tasks, {', '.join(OPTIONS)}."
     check_options(spec, options, OPTIONS, known, known)

@@ -61,6 +61,7 @@ class OtherPythonAgent(CommandAgent):
                 ) from error
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1][:MAX_PROBLEM]
+                # A program may write its whole error in the place of the samples.
                 problem = out.read_text(encoding="utf-8") if out.is_file() else last
                 remedy = f"It needs {cls.package}: pip install {cls.package}, or ?python=INTERPRETER of an environment that has it."
                 raise EnvLoadError(FLAG, cls.spec, f"its samples could not be listed: {problem}", remedy)

@@ -23,6 +23,7 @@ SCORES = ("exact", "full", "own")
 ASK = "Write the final answer in <answer> tags."
 CHUNK = 500
 
+# From the last opening tag on, as a text may speak of the tags before its answer.
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
@@ -95,6 +96,7 @@ class ReasoningGymEnv(AgentInstance):
         """Return the score that the data set's own scorer gives to an answer."""
         dataset, _ = _dataset(type(self), self._seed)
         with EpisodeRandom(self._seed).in_force():
+            # A copy, as other episodes of the group have the same item, which a scorer may change.
             return float(dataset.score_answer(answer, copy.deepcopy(self._item)))
 
 

@@ -52,6 +52,7 @@ def scheme_of(spec: str) -> Scheme:
         module, _, attribute = BUILT_IN[name].partition(":")
         scheme: Scheme = getattr(import_module(module), attribute)
         return scheme
+    # Files and modules are recognised first, since the look at all installed packages takes time.
     if not colon or "." in name or "/" in name or name not in installed_schemes():
         return NO_SCHEME
     return _installed_scheme(spec, name, installed_schemes()[name])

@@ -74,6 +74,7 @@ def figures(values: Any, left_out: Collection[str] = ()) -> dict[str, float]:
     """Return the first numbers in what a server says; nothing if it is no object."""
     items = values.items() if isinstance(values, Mapping) else ()
     numbers = ((str(key), value) for key, value in items if key not in left_out and isinstance(value, int | float))
+    # NaN and infinities fail the comparison too.
     return {key: float(value) for key, value in itertools.islice((item for item in numbers if abs(item[1]) < 1e300), MAX_NUMBERS)}
 
 

@@ -84,6 +84,7 @@ class VerifiersAgent(BlackBoxAgent):
             if state.get("error") is not None:
                 error = state["error"]
                 raise RuntimeError(f"the rollout ended with {type(error).__name__}: {error}") from _as_exception(error)
+            # Some versions of verifiers want a semaphore, and others have no such argument.
             takes_semaphore = "score_sem" in inspect.signature(made.rubric.score_rollout).parameters
             await made.rubric.score_rollout(state, **({"score_sem": contextlib.nullcontext()} if takes_semaphore else {}))
         if failures:

@@ -110,6 +110,7 @@ def main(words: list[str]) -> None:
             raise
     else:
         result = asyncio.run(run_episode(spec, json.loads(target), words[3]))
+        # On a line of its own, also behind output that ends without a line break.
         sys.stdout.write(f"\n{json.dumps(result)}\n")
 
 

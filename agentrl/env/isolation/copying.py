@@ -79,6 +79,7 @@ def spawn(play: Callable[[], NoReturn]) -> int:
     The process between the two ends at once. Python gives a forked process other random numbers; the copy keeps those of the original.
     """
     numbers, (read, write) = random.getstate(), os.pipe()
+    # The system gives the copy, an orphan, to the nearest process above that adopts them, which is to be the fork server.
     launcher.adopt_orphans(False)  # nor does it have any: it has no children
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which wait
@@ -102,6 +103,7 @@ def _begin(play: Callable[[], NoReturn], numbers: tuple[object, ...], read: int,
             os.write(write, b"%d" % pid)
             os._exit(0)
         os.close(write)
+        # Until the process between is gone: the death signal that is set next would otherwise be sent when that one ends.
         while os.getppid() == parent:
             time.sleep(WAIT_S)
         random.setstate(numbers)
@@ -134,6 +136,7 @@ def let_go(before: Holdings, after: Holdings, keep: int, read: Mapping[int, int]
                 os.dup2(nothing.fileno(), descriptor)
     for descriptor in read.keys() - after.descriptors:
         inherited = os.get_inheritable(descriptor)
+        # `os.dup` would give a descriptor that shares its place in the file with the original.
         own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         os.lseek(own, read[descriptor], os.SEEK_SET)
         os.dup2(own, descriptor, inheritable=inherited)

@@ -107,6 +107,7 @@ class EpisodeProcess:
             raise
 
     async def _reset(self, task: Task, seed: int) -> Any:
+        # The system counts from the start of the process, which may have played other episodes before.
         launcher.begin_cpu_time(self._process.cpu_s)
         seed_generators(seed)
         self._task = task
@@ -170,6 +171,7 @@ def _taken(records: queue.SimpleQueue[logging.LogRecord]) -> list[str]:
 def seed_generators(seed: int) -> None:
     """Seed the generators that a process has one of, so that an episode depends on its task and on nothing before it."""
     random.seed(seed)
+    # NumPy refuses seeds of more than 32 bits.
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)

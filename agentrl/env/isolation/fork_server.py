@@ -171,8 +171,10 @@ class ForkServer:
     def _watch(self) -> None:
         """Look for episodes that have too many processes or too much memory: now and then, and when many processes are new."""
         now = time.monotonic()
+        # One small file says how many processes are new, at every tick. A look at all processes costs far more.
         with open("/proc/loadavg", encoding="ascii") as file:
             last_pid = int(file.read().split()[4])
+        # Numbers of processes begin again at the end of their range, so a smaller one than before counts as a burst too.
         burst = not 0 <= last_pid - self._last_pid < BURST
         if not self._workers or (now < self._next_scan and not burst):
             return
@@ -180,6 +182,7 @@ class ForkServer:
         table = system.processes()
         over = {}
         for pid, family in system.families(table, self._workers.keys()).items():
+            # What the fork server has loaded counts in each process that shares it, so it is taken off.
             memory = sum(max(table[member].resident - self._resident, 0) for member in family)
             if len(family) - 1 > self._process.processes:
                 over[pid] = f"it had {len(family) - 1} processes, more than --env-processes {self._process.processes}"
@@ -190,6 +193,7 @@ class ForkServer:
                 self._reasons[self._workers[pid]] = why
             system.kill_families(over)
             self._suspect = True
+        # Where many processes make a look slow, looks take a twentieth of the time at most.
         self._next_scan = time.monotonic() + max(SCAN_S, 20 * (time.monotonic() - now))
 
 
@@ -197,6 +201,7 @@ def main(descriptor: int, expected_parent: int) -> None:
     """Be the fork server of the process that started this one; standard input holds the environment's class and its limits."""
     launcher.become("agentrl-envs", death_signal=signal.SIGTERM)  # ends a load that hangs; nothing has been forked yet
     parent = os.pidfd_open(expected_parent)
+    # Asked after the descriptor is open: if the parent ended before, its number may already be that of another process.
     if os.getppid() != expected_parent:
         return
     agent, limits = pickle.load(sys.stdin.buffer)
@@ -205,6 +210,8 @@ def main(descriptor: int, expected_parent: int) -> None:
     server = ForkServer(socket.socket(fileno=descriptor), parent, limits)
     try:
         server.load(agent)
+        # From here on processes of episodes may leave others behind, which nobody would end after a signal. `serve` sees the end of the
+        # parent.
         launcher.become("agentrl-envs", death_signal=0)
         server.tell(threads=threading.active_count() - 1)
         server.serve()

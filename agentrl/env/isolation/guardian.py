@@ -56,6 +56,7 @@ def _follow(child: int, *, gently: bool) -> int:
     """
     while child not in (ended := system.collect()):
         told = signal.sigwaitinfo(HEARD)
+        # Codes above 0 are of signals that the kernel sends, as at Ctrl-C in a terminal; others come from a process.
         if told.si_signo != signal.SIGCHLD and told.si_code <= 0:
             launcher.send([child], told.si_signo if gently else signal.SIGKILL)
     return ended[child]
@@ -73,6 +74,7 @@ def _end_family() -> list[str]:
         return bool(left)
 
     _collect_while(kill, GRACE_S)
+    # Helpers come last: they end by themselves once the processes are gone that they tidy up after.
     _collect_while(lambda: bool(_helpers()), HELPERS_S)
     system.kill_families(_helpers())
     return list(ended.values())
@@ -101,6 +103,7 @@ def _report(ended: list[str], code: int) -> None:
 def _end_as(code: int) -> NoReturn:
     """End with an exit code, or by the signal that a negative one stands for."""
     if code < 0:
+        # The guardian ends by the same signal as the command did, and is to leave no second dump.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)  # SIGKILL has no handler to set

@@ -56,6 +56,7 @@ def begin_cpu_time(cpu_s: float) -> None:
     """Let the calling process use so much CPU time from now on."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    # Only the soft limit: a hard one could not be raised for the next episode of the process.
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + cpu_s) + 1, hard))
 
 
@@ -165,6 +166,8 @@ def listen(pid: int, port: int, tell: int) -> None:
     """Hand over a socket that listens on loopback in the network of another process."""
     libc = ctypes.CDLL(None, use_errno=True)
     places = [f"/proc/{pid}/ns/{name}" for name in ("user", "net")]
+    # The system refuses to enter the user namespace that a process is in already. A foreign one comes first, as the right to enter the
+    # network comes with it.
     if os.readlink(places[0]) == os.readlink("/proc/self/ns/user"):
         del places[0]
     for descriptor in [os.open(place, os.O_RDONLY) for place in places]:

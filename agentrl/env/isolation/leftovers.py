@@ -55,6 +55,7 @@ def orphans(mark: str) -> set[int]:
 
 def end_processes(pids: Iterable[int]) -> None:
     """Kill processes that user code left behind and what they started, and warn of them."""
+    # Read before they are killed: a process that is gone shows no command line.
     lines = command_lines(pids)
     system.kill_families(lines)
     if lines:

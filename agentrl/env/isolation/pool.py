@@ -99,6 +99,7 @@ class ProcessPool:
         handle = self._spares.popleft() if self._spares else self._fork()
         self._used += 1
         self._peak = max(self._peak, self._used)
+        # Later, so that the episode that waits is not held up by processes for others.
         asyncio.get_running_loop().call_soon(self._refill)
         return handle
 
@@ -140,6 +141,7 @@ class ProcessPool:
                 their.close()
         self._used += count
         self._peak = max(self._peak, self._used)
+        # Before the process is asked for copies: the fork server kills children that it does not know, unless some are expected.
         self._order(b"+")
         return made
 
@@ -163,9 +165,11 @@ class ProcessPool:
 
     async def _start_fork_server(self) -> socket.socket:
         """Start the fork server, and return its control socket once it has loaded the user's file."""
+        # A file, since a pipe would hold up this event loop until the new process has read a large pickle.
         with tempfile.TemporaryFile() as job:
             pickle.dump((self._agent, self._limits), job)
             job.seek(0)
+            # Packets, so that each order arrives alone, with its own descriptors.
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._fork_server = _start(theirs, job, child_environment(os.environ, self._process.passed) | {MARK: self._mark})
@@ -282,6 +286,7 @@ def _start(control: socket.socket, job: IO[bytes], environment: dict[str, str]) 
         stdin=job,
         env=environment,
         pass_fds=[control.fileno()],
+        # A group of its own, which is killed as a whole if it hangs.
         start_new_session=True,
     )
 

@@ -159,6 +159,7 @@ class ProcessSession:
             answer = await self._call(where, pickle.dumps(("copy", count)), self._limits.step_timeout_s)
             pids = wire.pids_of(answer, count, where)
         finally:
+            # Also after a failure: as long as it expects copies, the fork server kills no child that it does not know.
             self._pool.adopt(copies, pids)
         return [CopiedProcess(self._pool, handle) for handle in copies]
 
@@ -179,6 +180,7 @@ class ProcessSession:
             return
         reusable = clean = False
         try:
+            # A call that was cancelled may take its own grace first, before the process comes to `close`.
             grace = GRACE_S + CANCEL_GRACE_S * (2 if self._interrupted else 1)
             answer = await handle.call(pickle.dumps(("close",)), self._limits.close_timeout_s + grace)
             if answer is not None:
@@ -208,6 +210,7 @@ class ProcessSession:
             raise EnvTimeoutError(f"{where} did not return within {timeout_s:g} s; its process was killed") from None
         except BaseException:
             self._interrupted = True
+            # Otherwise the process goes on with the call, for whose end `close` waits.
             handle.send(pickle.dumps(("cancel",)))
             raise
         if answer is None:

@@ -57,6 +57,7 @@ class ProcessLimits:
 def child_environment(environment: Mapping[str, str], passed: tuple[str, ...]) -> dict[str, str]:
     """The variables of `environment` that an episode's process is given; hashes of texts are the same in every run."""
     variables = {name: value for name, value in environment.items() if name in passed or any(fnmatch.fnmatchcase(name, p) for p in PASSED)}
+    # A value that the user has set comes later, and holds.
     return {"PYTHONHASHSEED": "0", **variables}
 
 
@@ -97,6 +98,7 @@ class ProcessInfo(NamedTuple):
 def has_children() -> bool:
     """Return True if the calling process has children. A process that adopts orphans and has no children has no descendants."""
     try:
+        # WNOWAIT leaves a child that has ended to `collect`, which wants its exit code.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False

@@ -171,6 +171,7 @@ def encode_copies(pids: Sequence[int]) -> bytes:
 def pids_of(answer: dict[str, Any], count: int, where: str) -> list[int]:
     """Return the ids of so many copies, or raise the `EnvError` that the answer carries, or is."""
     pids = without_error(answer).get("copies")
+    # `isinstance` would accept True as a number, and user code may have written the answer.
     if not isinstance(pids, list) or len(pids) != count or not all(type(pid) is int and pid > 1 for pid in pids):
         raise EnvError(f"{where}: its process sent something that is no answer")
     return pids

@@ -147,7 +147,9 @@ class JsonClient:
         self._client = httpx.AsyncClient(
             timeout=timeout,
             limits=httpx.Limits(max_connections=self._limits.connections, keepalive_expiry=KEEP_S),
+            # Only gzip, which `decoder` reads within a limit; httpx would ask for other encodings too, if their packages are there.
             headers={"Accept": "application/json", "Accept-Encoding": "gzip", "Content-Type": "application/json"},
+            # This client serves all episodes, so it keeps no cookies itself.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             follow_redirects=False,
             trust_env=False,
@@ -224,6 +226,7 @@ class JsonClient:
             index = min(range(count), key=lambda i: (max(self._held_until[i] - now, 0.0), (i - self._turn) % count))
             self._turn = (index + 1) % count
         held = self._held_until[index] - now
+        # The caller learns at once what it would otherwise learn at its deadline.
         if now + held > anyio.current_effective_deadline():
             raise RemoteError(f"{self._urls[index]}: asks to wait {held:.0f} s, which is more than is left of {call.timeout_s:g} s")
         await anyio.sleep(max(held, 0.0))
@@ -281,6 +284,7 @@ class JsonClient:
     async def _read(self, url: str, response: httpx.Response, cut: int = 0) -> bytes:
         """Return the decompressed body: its first `cut` bytes if `cut` is set, else all of it or an error if it is too large."""
         decode, limit, body = decoder(url, response.headers.get("Content-Encoding", "")), cut or self._limits.max_bytes, bytearray()
+        # Raw, as httpx decompresses without a limit, and a few bytes may stand for gigabytes.
         async for chunk in response.aiter_raw():
             body += decode(chunk, limit + 1 - len(body))
             if len(body) > limit:
@@ -307,6 +311,7 @@ class SharedClient:
     async def close(self) -> None:
         """Give up one use."""
         loop = asyncio.get_running_loop()
+        # Taken out before it closes, so that an `open` meanwhile makes a new one.
         client, users = self._clients.pop(loop)
         if users > 1:
             self._clients[loop] = client, users - 1

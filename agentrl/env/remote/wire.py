@@ -56,6 +56,7 @@ def parse_json(body: bytes | str, where: str, max_depth: int) -> Any:
         raise RemoteError(f"{where}: the answer is nested deeper than {max_depth} levels", infrastructure=False) from None
     except ValueError as error:
         raise RemoteError(f"{where}: the answer is not JSON: {error}", infrastructure=False) from None
+    # Level by level instead of by recursion, since the server chooses the depth.
     level = [value]
     for _ in range(max_depth + 1):
         level = [child for item in level if isinstance(item, list | dict) for child in (item.values() if isinstance(item, dict) else item)]
@@ -101,6 +102,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _finite(text: str) -> float:
+    # JSON's grammar allows 1e999, which Python reads as infinity.
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is too large a number")
@@ -126,6 +128,7 @@ class JsonSocket:
         from websockets.exceptions import InvalidHandshake, InvalidStatus
 
         class ConnectOnce(connect):
+            # websockets would follow redirects, also to other hosts; to return the error ends that.
             def process_redirect(self, exc: Exception) -> Exception:
                 return exc
 
@@ -190,5 +193,6 @@ class JsonSocket:
                     await self._connection.send(encode_json(goodbye).decode())
                 await self._connection.close()
         finally:
+            # It only notes the end of the connection, which takes one round of the loop; the loop may be closed right after.
             self._connection.transport.abort()
             await asyncio.sleep(0)

@@ -78,6 +78,7 @@ def form_of(function: Callable[..., Any], where: str) -> RewardForm:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
+        # Functions that are written in C may have no signature.
         return RewardForm("plain", {})
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     listed = [p for p in parameters if p.kind in (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)]

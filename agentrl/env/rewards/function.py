@@ -75,6 +75,7 @@ class RemoteReward(Reward):
         self._users -= 1
         if self._users or self._client is None:
             return
+        # Forgotten before the first await, so that an `open` meanwhile makes a new client.
         client, self._client = self._client, None
         for task in self._tasks:
             task.cancel()
@@ -95,6 +96,7 @@ class FunctionReward(Reward):
     def __init__(self, function: RewardFunction, where: str) -> None:
         self._function, self._where = function, where
         self._form = form_of(function, where)
+        # An object whose `__call__` is async is no coroutine function itself.
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def reads_label(self, columns: Container[str]) -> bool:

@@ -67,6 +67,7 @@ class JudgeReward(RemoteReward):
     """A reward that a model gives; see `judge`. One object serves all episodes of a process, on one event loop."""
 
     def __init__(self, settings: JudgeSettings) -> None:
+        # Below the deadline of the verdict, so that the client, which knows the reason, gives up first.
         limits = {"timeout_s": 0.9 * settings.timeout_s, "attempt_timeout_s": settings.timeout_s / 2}
         super().__init__([settings.base_url], **limits, attempts=settings.attempts, max_bytes=MAX_ANSWER)
         self._settings, self._pattern = settings, re.compile(settings.pattern)
@@ -101,6 +102,7 @@ class JudgeReward(RemoteReward):
             if asking is None:
                 asking = self._asking[key] = self._start(self._ask(key, text), "judge")
                 asking.add_done_callback(lambda task: self._asking.pop(key, None))
+            # Shielded, as other episodes may wait for the same verdict when this one is cancelled.
             value, spent = await asyncio.shield(asking)
         counts.cached += was_known
         reward = (value - settings.low) / (settings.high - settings.low)

@@ -46,6 +46,7 @@ class ServerReward(RemoteReward):
         """As `Reward.judge`; `RewardError` if no server gave a usable answer in time, `EnvResultError` if this entry is unusable."""
         item = (state.observation_text + state.action_text, state.observation_text, state.label)
         try:
+            # Checked before it joins a batch: one label that is not JSON would fail the requests of all others.
             encode_json(item)
         except RemoteError as error:
             raise RewardError(f"{self._where}: label = {state.label!r:.80}: {error}") from error

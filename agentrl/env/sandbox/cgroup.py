@@ -12,6 +12,7 @@ def folder_of(pid: int, controller: str) -> Path | None:
     """Return the control group of a process, in the second version of them or the first; `None` if it cannot be read."""
     with contextlib.suppress(OSError):
         lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").splitlines()]
+        # A machine may have both versions, and a controller belongs to one of them: the first is looked at before the second.
         for _, controllers, path in sorted(lines, key=lambda line: not line[1]):
             root = ROOT / controller if controller in controllers.split(",") else ROOT
             folder = root / path.lstrip("/")

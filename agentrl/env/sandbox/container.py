@@ -57,9 +57,11 @@ class Form:
     def words(self, engine: Engine, name: str) -> list[str]:
         """Return the words after ``podman`` or ``docker`` that make the container, with an idle first process."""
         spec = self.spec
+        # Never pulled here: `ready_image` has pulled or built it, under a lock and with a time limit of its own.
         words = ["run", "--detach", "--name", name, "--pull", "never", "--log-driver", "none"]
         words += ["--label", f"{reaper.OWNER}={owner_label()}", "--label", f"{reaper.RUN}={current_choice().run}"]
         words += ["--network", "host"] if self.network else ["--network", "none", "--hostname", "sandbox"]
+        # Memory with swap is as much as memory alone: there is no swap.
         words += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m", "--pids-limit", str(spec.processes + NUM_IDLE)]
         words += [
             *process_limits(spec.open_files),
@@ -68,7 +70,9 @@ class Form:
             "--ulimit",
             f"cpu={max(1, round(spec.cpu_s))}",
         ]
+        # The first process is idle and has nothing to save, so to ask it to end would only take time after each program.
         words += ["--oom-score-adj", "1000", "--stop-signal", "SIGKILL", "--stop-timeout", "0"]
+        # The folder is one of this machine, without a label of containers, and SELinux would keep programs out of it.
         words += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
         if self.user is not None:
             words += ["--cap-drop", "ALL", "--user", f"{self.user[0]}:{self.user[1]}"]
@@ -100,6 +104,7 @@ class Container:
         """Make a container and start it; `SandboxError` if that fails."""
         container = cls(engine, form, f"agentrl-{secrets.token_hex(8)}")
         answer = await engine.call(*form.words(engine, container.name))
+        # A container that did not start may be there all the same.
         if answer.code:
             await container.remove()
         answer.check(f"a container of {form.image} did not start")
@@ -170,11 +175,13 @@ class Container:
     async def copy_out(self, name: str, target: Path) -> None:
         """Make a folder of this machine with the plain files of one of the container."""
         with tempfile.TemporaryDirectory(dir=own_root()) as scratch:
+            # Into a scratch folder first: podman copies links and devices too, which `copy_out_beneath` leaves out.
             _found(await self._engine.call("cp", f"{self.name}:{name}/.", f"{scratch}/copy"), name)
             await asyncio.to_thread(copy_out_beneath, Path(scratch), "copy", target)
 
 
 def _whole(source: Path) -> str:
+    # Without the dot, a folder that is there already would get the copy as one more folder in it.
     return f"{source.absolute()}/." if source.is_dir() else str(source.absolute())
 
 

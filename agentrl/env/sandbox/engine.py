@@ -83,6 +83,7 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                # A Ctrl-C in the terminal would end the call midway.
                 start_new_session=True,
             )
         except OSError as error:

@@ -15,6 +15,7 @@ from agentrl.env.isolation.launcher import MIB
 
 MAX_FILE = 16 * MIB
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK, as the open of a named pipe that a program has put there would wait for its other end.
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -103,6 +104,7 @@ def _parent(folder: Path, name: str, make: bool = False) -> Iterator[tuple[int, 
         raise SandboxError(f"{name!r} is no path below the folder of the sandbox; write a relative one")
     here = os.open(folder, _FOLDER)
     try:
+        # Part by part: O_NOFOLLOW refuses a link only as the last part of a path.
         for part in parts[:-1]:
             if make:
                 with contextlib.suppress(FileExistsError):

@@ -47,6 +47,7 @@ def is_abandoned(root: Path) -> bool:
     try:
         descriptor = os.open(root / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
+        # The folder of another user cannot be opened, which says nothing of the process that made it.
         return isinstance(error, FileNotFoundError)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -46,10 +46,12 @@ async def ready_image(engine: Engine, image: str, timeout_s: float) -> str:
     name = f"{REPOSITORY}:{await asyncio.to_thread(content_hash, file)}" if file else image
     if (engine, name) in _ready:
         return name
+    # The folder itself is locked: a file for the lock in it would change the hash of its content.
     descriptor = os.open(file.parent if file else own_root(), os.O_RDONLY | os.O_CLOEXEC)
     try:
         while not _locks(descriptor):  # noqa: ASYNC110 - another sandbox, perhaps of another process, makes the same image
             await asyncio.sleep(AGAIN_S)
+        # Asked again: another sandbox may have made the image while this one waited for the lock.
         if (engine, name) not in _ready and (await engine.call("image", "inspect", name)).code:
             with timed("sandbox build"):
                 await (_build(engine, file, name, timeout_s) if file else _pull(engine, name, timeout_s))

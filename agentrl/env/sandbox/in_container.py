@@ -86,6 +86,7 @@ class ContainerSandbox(FolderSandbox):
                         is_begun = await program.begins(START_S)
                 with timed("sandbox exec"):
                     async with relayed(listener, command.connect):
+                        # A program that has not begun is ended at once, on the usual way, which keeps what it printed.
                         result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
             finally:
                 if program is not None:
@@ -185,6 +186,7 @@ class _Run:
 
     async def kill(self) -> None:
         """End all processes of the container but the idle ones."""
+        # Before the container stops, since its counters end with it.
         self._look()
         if self._process.returncode is None or not self._container.is_idle:
             await self._container.stop()

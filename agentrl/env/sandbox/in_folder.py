@@ -106,4 +106,5 @@ def _give(folder: Path, user: int) -> None:
         for path in (parent, *(os.path.join(parent, name) for name in (*folders, *names))):
             with contextlib.suppress(OSError):
                 if os.lstat(path).st_uid != user:
+                    # A link may lead to a file of this machine, which must not change its owner.
                     os.chown(path, user, user, follow_symlinks=False)

@@ -110,6 +110,7 @@ def _places() -> Iterator[Path]:
     if own is not None and (own / FILES[0][0]).exists():
         yield own
     elif own is not None:
+        # In the second version a group that has processes may have no groups with limits below it.
         yield own if own == cgroup.ROOT else own.parent
 
 

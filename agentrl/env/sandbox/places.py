@@ -63,6 +63,7 @@ class _Queue:
         folder, wait_s = folder_of(choice.places or f"process {os.getpid()}"), LOOK_S
         async with self._first:
             while True:
+                # Cleared before the look, so that a place that is given back after the look is noticed.
                 self.given_back.clear()
                 place = take_place(folder, choice.max_running)
                 if place is not None:

@@ -90,6 +90,7 @@ class ProcessSandbox(FolderSandbox):
         await self.give()
         walled, owner, where = self.spec.kind == "local", owner_pipe(), str(self.folder / command.cwd)
         variables = {"PATH": PATH, "HOME": str(self.folder), **command.env}
+        # Behind the wall the folder that it names is not there.
         if walled and "TMPDIR" in variables:
             variables["TMPDIR"] = "/tmp"
         spec = replace(self.spec, read=command.read, network=command.network)

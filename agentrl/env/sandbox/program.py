@@ -134,6 +134,7 @@ class Program:
         if not self._is_ended:
             await self._kill()
             await self._process.wait()
+            # Not without a limit: a process that is left may hold the other end of the pipe open.
             await asyncio.wait({self._reading}, timeout=END_S)
             self._reading.cancel()
             self._is_ended = True
@@ -153,6 +154,7 @@ def resident(pid: int) -> int:
     """Return the memory of a process and its descendants; all sandboxes share one look at the system per `WATCH_S`."""
     global _table
     now = time.monotonic()
+    # A little less than the time between two looks, or a sandbox that is alone would see its own last look again.
     if now - _table[0] > WATCH_S * 0.9:
         _table = now, system.processes()
     table = _table[1]
@@ -165,5 +167,6 @@ def size(folder: Path) -> int:
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
             with contextlib.suppress(OSError):
+                # Blocks, not the length: a sparse file is longer than the room that it takes.
                 total += max(os.lstat(os.path.join(parent, name)).st_blocks * 512, FILE_BYTES)
     return total

@@ -84,6 +84,7 @@ def read_spec(values: Any) -> SandboxSpec:
 
 def command_fields(command: Command) -> dict[str, Any]:
     """Return a program as JSON has it."""
+    # JSON has no infinite number.
     limit = None if math.isinf(command.timeout_s) else command.timeout_s
     return {**asdict(command), "timeout_s": limit, "stdin": pack(command.stdin), "words": list(command.words)} | {
         "read": None,

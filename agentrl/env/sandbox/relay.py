@@ -77,6 +77,7 @@ async def relayed(listener: socket.socket | None, address: str) -> AsyncIterator
     try:
         yield
     finally:
+        # It only ends listening; connections that were accepted are ended one by one.
         server.close()
         for task in tasks:
             task.cancel()

@@ -88,9 +88,11 @@ class RemoteSandbox:
         try:
             with timed("sandbox exec"):
                 while (answer := await self._call("PUT", path, body)).get("state") == "running":
+                    # The server has the program by now, so its standard input is not sent again.
                     body = {}
         except asyncio.CancelledError:
             with contextlib.suppress(SandboxError):
+                # Shielded, since the program would go on at the server if this request were cancelled too.
                 await asyncio.shield(self._call("DELETE", path))
             raise
         try:

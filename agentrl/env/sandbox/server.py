@@ -76,6 +76,7 @@ class _Held:
         if not self.opening.done():
             self.opening.set_exception(SandboxError("the sandbox was ended before it was open"))
         with contextlib.suppress(Exception):
+            # Read here, since asyncio complains of an exception that nobody has read.
             self.opening.exception()
 
 
@@ -135,6 +136,7 @@ class SandboxServer:
 
     def _authorize(self, headers: dict[bytes, bytes]) -> None:
         given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
+        # An ordinary comparison takes longer the more of a guess is right.
         if not hmac.compare_digest(given, self._key.encode()):
             raise ApiError(401, f"the key is not that of this server; set {KEY} for the client")
 
@@ -151,6 +153,7 @@ class SandboxServer:
         if held is None:
             raise ApiError(404, "there is no such sandbox; its client was not heard of for too long, or the server was started again")
         held.used_s = time.monotonic()
+        # Shielded: a client that leaves cancels its request, and not the opening that a later request waits for.
         sandbox = await asyncio.shield(held.opening)
         part, _, number = rest.partition("/")
         if part == "programs" and number:

@@ -111,6 +111,7 @@ class Tool:
 
         optional = {name for name, parameter in self._parameters.items() if parameter.default is not parameter.empty}
         fields = {name: typing.NotRequired[hint] if name in optional else hint for name, hint in self._hints.items()}
+        # Not the TypedDict of typing, which pydantic refuses before Python 3.12.
         arguments = TypedDict("Arguments", fields)  # type: ignore[misc]  # its fields are known only here
         return TypeAdapter(with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True))(arguments))
 
@@ -173,6 +174,7 @@ class Toolbox:
                 value = await _invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
                 return await value if inspect.isawaitable(value) else value
         except TimeoutError:
+            # A TimeoutError of the tool's own, which is no late call.
             if not limit.expired():
                 raise
             raise TimeoutError(f"{tool.name} gave no result within {self._timeout_s:g} s") from None
@@ -210,6 +212,7 @@ class ToolEnv(AgentInstance):
     def __init_subclass__(cls) -> None:
         if not isinstance(cls.tools, Sequence):
             raise TypeError(f"{cls.__name__}.tools = {cls.tools!r:.80}: must be a tuple of functions")
+        # Made only to find two tools of the same name while the file is loaded.
         Toolbox(cls.tools)
         for function in cls.tools:
             Tool(function).check()
@@ -263,6 +266,7 @@ class ToolEnv(AgentInstance):
         if not calls:
             return await self._judged(state)
         box = self._box()
+        # One after another, as the model wrote them: tools may share the state of the episode.
         outcomes = [await box.run(call) for call in calls[: self.max_calls]]
         outcomes += [_bad(f"only {self.max_calls} calls are run in one turn")] * (len(calls) - len(outcomes))
         results = [Message(role="tool", content=outcome.text, name=_name(call)) for call, outcome in zip(calls, outcomes, strict=True)]

@@ -105,6 +105,7 @@ def _from_file(name: str, where: str) -> list[McpServer]:
         listed = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))["mcpServers"]
         return [_from_object(found, name, f"{where} {server}") for server, found in listed.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # It is a ValueError too, and says more than the message below.
         if isinstance(error, ConfigError):
             raise
         problem = f"holds no mcpServers: {type(error).__name__}: {error}"

@@ -174,6 +174,7 @@ class McpSession:
 def session_with(server: McpServer) -> McpSession:
     """Return a session with a server, for one more episode; `McpSession.drop` gives it back."""
     sessions = _SHARED.setdefault(asyncio.get_running_loop(), {}) if server.shared else {}
+    # By its text, as a server with dictionaries in it has no hash.
     session = sessions.get(repr(server))
     if session is None or session.is_over:
         session = sessions[repr(server)] = McpSession(server)

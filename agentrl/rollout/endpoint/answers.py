@@ -30,6 +30,7 @@ AUTO_PARSER, JSON_PARSER = "auto", "json"
 """Names of the parser that reads what the chat template writes, and of the one that needs no vLLM."""
 THINK, THOUGHT = "<think>", "</think>"
 
+# Exactly what `_call_format` asks for: an engine that holds a text to that form writes no other blanks.
 _HELD = re.compile(r'<tool_call>\n\{"name": ("(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"), "arguments": ')
 _HELD_END = f"}}\n{TAG_END}"
 
@@ -116,6 +117,7 @@ class JsonAnswerParser:
     def settled(self, rest: str, tools: Sequence[Json], *, begins: bool, is_held: bool = False) -> Settled:
         """As `AnswerParser.settled`: calls in tags are settled at their end, those held to a form from their arguments on."""
         if is_held and (found := _HELD.match(rest)):
+            # The end of what is there so far may be that of the call, which is no part of the arguments.
             arguments = rest[found.end() :]
             return Settled(begun=(json.loads(found[1]), arguments[: len(arguments) - held_length(arguments, (_HELD_END,))]))
         tag = rest.find(TAG)

@@ -14,6 +14,7 @@ READ = (
     *("messages", "model", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options"),
     *("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "response_format"),
 )
+# A seed is among them: every request has one that follows from the run's, so that a run can be repeated.
 IGNORED = (
     *("metadata", "user", "store", "prompt_cache_key", "prompt_cache_retention", "service_tier", "safety_identifier", "seed"),
     *("reasoning_effort", "verbosity"),
@@ -57,6 +58,7 @@ def parse(body: Json) -> ChatRequest:
 
 def render(answer: Answer, request: ChatRequest) -> dict[str, Any]:
     """The answer as a whole."""
+    # As the service has it: no content beside calls, and an empty text only where there is nothing else.
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else ""), "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -109,6 +111,7 @@ def error(problem: ApiError) -> dict[str, Any]:
     message = problem.message
     if problem.limits:
         tokens, limit = problem.limits
+        # In the words of the service, by which agents know that they have to compact.
         message = f"This model's maximum context length is {limit} tokens. However, your messages resulted in {tokens} tokens. "
         message += "Please reduce the length of the messages."
     told = {"message": message, "type": error_kind(problem.status), "param": problem.field or None, "code": problem.code or None}

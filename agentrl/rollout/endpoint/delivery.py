@@ -16,6 +16,7 @@ from agentrl.rollout.lane import Turns
 
 PING_S = 10.0
 """Seconds without a new piece after which a stream gets a comment, so that clients do not give up."""
+# The last of them keeps nginx from holding events back.
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -78,6 +79,7 @@ class Delivery:
             except TimeoutError:
                 await self._text(": the model is writing\n\n")
             else:
+                # Before the wait for a turn: tokens that come meanwhile set it again.
                 woken.clear()
                 await self._turns.take()
                 return
@@ -108,6 +110,7 @@ class Delivery:
         else:
             problem = task.exception()
         if problem is not None:
+            # Once a stream has begun its status is sent, so that an error can only be one of its events.
             if not self._has_begun or not isinstance(problem, ApiError):
                 raise problem
             self._session.refused(problem)

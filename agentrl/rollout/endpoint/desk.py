@@ -54,12 +54,14 @@ class Desk:
         if size is not None and size > MAX_BODY:
             raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large")
         async with AsyncExitStack() as stack:
+            # A body whose size is not stated may be a large one.
             if size is None or size > LARGE:
                 await stack.enter_async_context(self._large)
             yield await read_body(receive, MAX_BODY)
 
     async def digest(self, body: bytes | bytearray, *more: str) -> bytes:
         """Return what tells a body from others, together with some texts."""
+        # With a separator behind each, so that the same letters divided otherwise are other texts.
         found = blake2b("\0".join((*more, "")).encode(), digest_size=16)
         await self._turns.take()
         await self._lane.run(lambda: found.update(body), len(body))

@@ -56,6 +56,7 @@ class BlackBoxEpisode(ProgramEpisode):
         try:
             self._result = await self._env.run(self._group_request.task, llm, self._settings.rollout.episode_timeout_s)
         except EnvError as error:
+            # The failure of the engine is named, as the agent's error may be a consequence of it.
             if self.session.failure is not None:
                 raise self.session.failure from error
             if self.session.limit_reached:

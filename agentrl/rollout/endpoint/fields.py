@@ -139,6 +139,7 @@ class Fields:
     def whole(self, name: str) -> int | None:
         """A positive whole number, or `None` without one."""
         value = self.get(name)
+        # `isinstance` would accept True as 1.
         if value is not None and (type(value) is not int or value < 1):
             raise self.refused(name, "must be a whole number of at least 1", "invalid_value")
         return value

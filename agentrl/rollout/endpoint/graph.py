@@ -147,6 +147,7 @@ class MessageGraph:
         """
         tools, codec, lane = await self.tools_key(request.tools), self._codec, self._codec.lane
         if request.template_variables:
+            # Never short, so that it is on the thread: a new codec renders many probes.
             codec = await lane.run(partial(self._variant, request.template_variables), SHORT + 1)
         path = await self._path(request.messages, self._roots.setdefault(tools, Place()))
         keys = [place.key for place in path.places]
@@ -198,6 +199,7 @@ class MessageGraph:
         """The tools as one text, which is the same for the same tools."""
         latest, key = self._latest_tools
         if tools != latest:
+            # Never short, since how long it is shows only when it is written.
             key = await self._codec.lane.run(partial(json.dumps, tools, sort_keys=True), SHORT + 1) if tools else ""
             self._latest_tools = (tools, key)
         return key
@@ -253,6 +255,7 @@ class MessageGraph:
         sampled = Sampled(end, context, len(context.turns) - 1, len(context.tokens), answer, trunk, trunk_length)
         end.sampled.append(sampled)
         placed.place.answers.update(dict.fromkeys((answer.id, *(call.id for call in answer.calls)), sampled))
+        # Some clients send the text back as it was sampled, with its reasoning and its calls.
         for text in {raw.strip(), raw.rpartition("</think>")[2].strip()}:
             placed.place.children.setdefault(("assistant", "", text, ()), end)
         keys = [*placed.keys, key]

@@ -25,6 +25,7 @@ class TokenText:
         """Take more tokens, and return the text that they complete."""
         self._ids += token_ids
         before, whole = self._decode(self._ids[self._begin : self._end]), self._decode(self._ids[self._begin :])
+        # Held back as long as the text ends within a character, or the new tokens change what was decoded before.
         if whole.endswith(BROKEN) or not whole.startswith(before):
             return ""
         self._begin, self._end = self._end, len(self._ids)
@@ -100,6 +101,7 @@ class LiveAnswer:
             token_ids: All tokens of the answer.
             sampled: Their text, without what ended it.
         """
+        # An engine may not have reported the last tokens before its answer, or none.
         self._new += token_ids[self._taken :]
         self._taken = len(token_ids)
         self.advance()

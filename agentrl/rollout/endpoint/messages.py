@@ -101,6 +101,7 @@ class Events:
 
     def end(self, answer: Answer) -> list[Json]:
         """The events behind the last piece."""
+        # An answer with nothing in it has a block with an empty text, as it has when it is not streamed.
         is_empty = self._index < 0
         events = [*(self._begin_block("text", {"text": ""}) if is_empty else []), *self._end_block()]
         return [*events, {"type": "message_delta", "delta": _end(answer), "usage": _usage(answer)}, {"type": "message_stop"}]
@@ -128,6 +129,7 @@ def error(problem: ApiError) -> dict[str, Any]:
     """The error in the form of the service."""
     message = problem.message
     if problem.limits:
+        # In the words of the service, by which agents know that they have to compact.
         message = f"prompt is too long: {problem.limits[0]} tokens > {problem.limits[1]} maximum"
     kind = "request_too_large" if problem.status == 413 else error_kind(problem.status, "api_error")
     details = {"details": {"error_code": problem.code}} if problem.code.startswith("thread") else {}
@@ -187,6 +189,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 def _blocks(answer: Answer) -> Iterator[Json]:
     if answer.reasoning:
+        # Clients send the signature back with the thinking, so it says which answer a message is.
         yield {"type": "thinking", "thinking": answer.reasoning, "signature": answer.id}
     if answer.has_text:
         yield {"type": "text", "text": answer.text}
@@ -211,6 +214,7 @@ def _end(answer: Answer) -> dict[str, Any]:
 
 def _usage(answer: Answer) -> dict[str, int]:
     return {
+        # Unlike in the other service's count, tokens of the cache are not among these.
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_read_input_tokens": answer.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -284,6 +284,7 @@ def _response(answer: Answer, request: ChatRequest, output: list[dict[str, Any]]
         "status": "incomplete" if answer.cut else "completed",
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if answer.cut else None,
+        # Settings of the request are repeated below, as in answers of the service.
         "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
         "model": request.model,

@@ -140,9 +140,11 @@ class EndpointServer:
     def _authorize(self, headers: dict[bytes, bytes]) -> tuple[EndpointSession, str]:
         """The episode of a request and the name of its branch; `ApiError` without the key of an episode that goes on."""
         bearer, given = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        # Any bytes are Latin-1, so that a key of another kind is refused and is no fault.
         key, _, branch = (bearer.removeprefix(b"Bearer ").strip() or given).decode("latin-1").partition(":")
         _, _, rest = key.partition("agentrl-")
         number, _, secret = rest.partition("-")
+        # The number finds the episode, so that one secret is compared, which takes as long however much of a guess is right.
         known, session = self._sessions.get(number, (self._ended.get(number, ""), None))
         if not known or not hmac.compare_digest(secret.encode(), known.encode()):
             raise ApiError(401, "the key is not that of an episode; use the api_key that the agent was given", code="invalid_api_key")
@@ -196,7 +198,9 @@ class _Request:
                 asked = self.session.seen(await self._desk.parsed(self._dialect.parse, body))
                 self._desk.warn(asked)
                 exchange = self.session.begin(digest, asked, self._branch, key)
+        # Before anything is awaited: a request without a client is dropped.
         exchange.clients += 1
+        # Only behind the body, which comes through the same `receive`.
         gone = asyncio.create_task(self._disconnect())
         try:
             await Delivery(exchange, self.session, self._dialect, self.send, self._turns).run(gone)

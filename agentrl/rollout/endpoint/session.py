@@ -167,6 +167,7 @@ class EndpointSession:
         for exchange in self.exchanges:
             if exchange.place is not None and not exchange.delivered and not self._trains_cancelled(exchange):
                 context, index = exchange.place
+                # Later turns of the context have read the answer, so only the last one can be taken out.
                 if index == len(context.turns) - 1:
                     self._recorder.detach(context, CANCELLED if exchange.begun else UNDELIVERED)
                     exchange.place = None
@@ -194,9 +195,11 @@ class EndpointSession:
             return
         exchange.dropped = True
         self.counts["abandoned"] += 1
+        # The engine was not asked yet, so there is nothing to record.
         if exchange.sample is None:
             exchange.task.cancel()
             return
+        # The engine is told, and the task goes on: so it gets what was sampled, and records it.
         abort = asyncio.create_task(self._recorder.abort(exchange.sample), name=f"abort {self._name}")
         self._aborts.add(abort)
         abort.add_done_callback(self._aborts.discard)
@@ -253,6 +256,7 @@ class EndpointSession:
         messages, system, tools = list(request.messages), request.system, request.tools
         if request.previous:
             earlier = self._answered(request.previous)
+            # The text before all messages is left out: it is put there again below, or another one.
             own = earlier.request.messages[1:] if earlier.request.system else earlier.request.messages
             messages = [*own, earlier.task.result().message(), *messages]
             system, tools = (

@@ -111,6 +111,7 @@ class AnswerSplitter:
         end = rest.find(marks.thought)
         part = rest[: end if end >= 0 else len(rest) - held_length(rest, (marks.thought,))].rstrip()
         start = _lead(part) if is_first else 0
+        # It may become the opening mark, which a model may write again behind that of the prompt.
         if is_first and end < 0 and marks.think.startswith(part[start:]):
             return
         if is_first and part.startswith(marks.think, start):  # written again behind that of the prompt

@@ -135,6 +135,7 @@ class HarborAgent(CommandAgent):
     def _lay_out(self, work: Path) -> None:
         """Bring in the tests, and empty the folder of rewards; whatever the agent has put in their places, also a link, is removed."""
         root, tests = self._folder, TESTS.strip("/")
+        # Beside the folder of the episode, where its programs do not get.
         with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
             copy_tests(self._trial, Path(scratch, "tests"), self._paths(root))
             copy_beneath(root, tests, Path(scratch, "tests"))

@@ -40,6 +40,7 @@ class HarborProgram(ContainerTasks, BlackBoxAgent):
         network = self.network or current_choice().network == "all"
         async with Trial(read, network=network, installed=self.installed) as trial:
             ended = await trial.act(task, llm, passed)
+            # A program that is ended by its time has an exit code that says nothing; what it has done is judged.
             if ended.ended != "timeout":
                 check_end((self.installed.path,), ended, self.process_limits)
             rewards = await trial.verify()

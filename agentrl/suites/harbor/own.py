@@ -74,10 +74,12 @@ class HarborOwnAgent(OtherPythonAgent):
         """Run the trial, and remove its container if Harbor did not; `EnvError` if it fails."""
         engine = Engine((str(shutil.which(self.environment)),))
         self._labels = {OWNER: await asyncio.to_thread(owner_label), TRIAL: secrets.token_hex(8)}
+        # Before Harbor makes the container, which is then removed also if this process is killed.
         await asyncio.to_thread(begin_watch, engine)
         try:
             return await super().run(task, llm)
         finally:
+            # Shielded, so that the container is removed also if the episode is cancelled again.
             await asyncio.shield(asyncio.ensure_future(self._remove(engine)))
 
     async def _remove(self, engine: Engine) -> None:

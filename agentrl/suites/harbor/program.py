@@ -31,6 +31,7 @@ def agent_of(name: str) -> dict[str, str]:
 def configured(told: dict[str, Any], folder: str, scratch: Path) -> dict[str, Any]:
     """Return Harbor's configuration of a trial, which writes below a folder of its own."""
     labels = scratch / "labels.yaml"
+    # JSON is YAML too, and needs no package.
     labels.write_text(json.dumps({"services": {"main": {"labels": told["labels"]}}}), encoding="utf-8")
     return {
         "task": {"path": folder},
@@ -69,6 +70,7 @@ def main(words: list[str]) -> None:
     os.environ["PATH"] = os.pathsep.join((beside, os.environ.get("PATH", "")))  # podman-compose may be there
     os.environ.setdefault("HARBOR_TELEMETRY", "off")
     result = asyncio.run(run_trial(json.loads(told), folder))
+    # On a line of its own, also behind output that ends without a line break.
     sys.stdout.write(f"\n{json.dumps(result)}\n")
 
 

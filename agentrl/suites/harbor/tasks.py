@@ -197,6 +197,7 @@ def _dockerfile(spec: str, folder: Path, workdir: str) -> tuple[str, tuple[Step,
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
     """Instructions of a Dockerfile and what follows them, with continued lines joined."""
+    # Comments go before lines are joined: Docker drops them in the midst of a continued line too.
     kept = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     for line in re.sub(r"\\\s*\n", " ", "\n".join(kept)).splitlines():
         instruction, _, rest = line.strip().partition(" ")
@@ -221,6 +222,7 @@ def _copy(spec: str, folder: Path, workdir: str, line: str) -> Step:
     sources: list[Path] = []
     for name in names:
         sources += sorted(context.glob(name.lstrip("/"))) if name.strip("./") else [context]
+    # A link, or two dots in the name, may lead out of the folder of the task.
     if not sources or not all(path.resolve().is_relative_to(context.resolve()) for path in sources):
         raise EnvLoadError(FLAG, spec, f"{where}: {line!r} names no file of environment/", remedy)
     into = len(sources) > 1 or target.endswith(("/", ".")) or sources[0].is_dir()
@@ -238,6 +240,7 @@ def _place(spec: str, folder: Path, place: str) -> str:
 
 def with_paths(text: str, paths: Mapping[str, str]) -> str:
     """The text with each path of the container replaced where it stands alone or begins a longer path."""
+    # The longest first: a path would otherwise be replaced by that of a folder above it.
     names = "|".join(re.escape(place) for place in sorted(paths, key=len, reverse=True))
     return re.sub(rf"(?<![\w./~$}}-])(?:{names})(?![\w-]|\.\w)", lambda found: paths[found[0]], text)
 
@@ -259,6 +262,7 @@ def copy_tests(task: HarborTask, target: Path, paths: Mapping[str, str]) -> None
 
     def copy(source: str, file: str) -> None:
         shutil.copy2(source, file)
+        # A zero byte marks what is no text, and so stands for a file that is too large.
         data = Path(source).read_bytes() if os.path.getsize(source) <= MAX_TEXT else b"\0"
         try:
             text = data.decode()

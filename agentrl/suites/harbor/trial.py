@@ -126,6 +126,7 @@ class Trial:
                     await sandbox.copy_in(copy, source)
         if task.verifier is None or not task.has_tests:
             await sandbox.copy_in(task.folder / "tests", TESTS)
+        # The agent may have written a reward there.
         (await sandbox.exec("sh", "-c", FRESH, "sh", VERIFIER)).check()
         env = {**(task.verifier or task.box).env, **resolved(task.verifier_env, os.environ)}
         done = await self._script(sandbox, f"/{TEST}", env, workdir, task.verifier_timeout_s)

@@ -143,6 +143,7 @@ def _modules() -> dict[str, ModuleType]:
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(modules[parent], child, module)
+    # With a path a module is a package, which `import` needs in order to go on behind the dot.
     modules["openrlhf"].__path__ = modules["openrlhf.utils"].__path__ = []
     for cls in (AgentInstanceBase, AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor):
         setattr(modules[_ORIGINAL], cls.__name__, cls)

@@ -132,6 +132,7 @@ class SharedEngine:
             raise EngineError("llm_engine.generate was called while no episode of the executor runs, so nothing is sampled")
         loop = asking.loop if asking in running else running[0].loop
         sampling = self._sample(asking, list(prompt_token_ids), chosen_sampling(sampling_params))
+        # A server of the executor has a loop of its own, and the engine belongs to that of the episodes.
         if asyncio.get_running_loop() is loop:
             done = await sampling
         else:
@@ -233,6 +234,7 @@ class OpenRLHFExecutor(Executor):
         except Exception as error:
             used = used or [recorded for recorded in self.engine.own(episode) if recorded.episode is episode]  # for the record
             failure = self.engine.failure_since(episode)
+            # A result that cannot be used is the executor's own fault, whatever became of the engine.
             if failure is not None and not isinstance(error, EnvResultError):
                 raise failure from error
             raise
