@@ -348,7 +348,7 @@ def _numbers(value: Any, where: str, field: str) -> dict[str, float]:
 
 
 def _images(value: Any, where: str) -> tuple[str, ...]:
-    if value == ():
+    if isinstance(value, tuple) and not value:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise bad_result(where, "images", value, "must be a list of images")

@@ -89,7 +89,7 @@ class JudgeReward(RemoteReward):
         """As `Reward.judge`; `RewardError` if the judge gave no number in time, `EnvResultError` if the task lacks a field."""
         settings, counts = self._settings, self._settings.counts
         text = self._filled(state)
-        facts = (settings.request, settings.pattern, text)
+        facts = (settings.request, settings.pattern, settings.low, settings.high, text)
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         known = self._known if self._known is not None else OrderedDict()
         was_known, spent = key in known, 0.0

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,20 @@ LOCK = "lock"
 
 _root: tuple[int, Path] | None = None  # the process that made it, which forks do not share, and the folder
 _pipe: tuple[int, int, int] | None = None  # the process that made it, and its ends
+_making = threading.RLock()  # sandboxes are opened on threads, and two folders would be two owners
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
 
 def own_root() -> Path:
     """Return the folder of all sandboxes of this process, whose path is also the name of their owner."""
     global _root
-    if _root is None or _root[0] != os.getpid():
-        remove_abandoned()
-        remove_abandoned_places()
-        _root = os.getpid(), _locked()
-        atexit.register(_remove_own, *_root)
-    return _root[1]
+    with _making:
+        if _root is None or _root[0] != os.getpid():
+            remove_abandoned()
+            remove_abandoned_places()
+            _root = os.getpid(), _locked()
+            atexit.register(_remove_own, *_root)
+        return _root[1]
 
 
 def make_folder() -> Path:

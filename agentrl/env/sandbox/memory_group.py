@@ -80,11 +80,13 @@ def take_group(limit: int) -> MemoryGroup | None:
         _free.clear()  # those of the process that this one was forked from
         atexit.register(_remove_own, _owner)
         remove_abandoned_groups()
-    while _free:
-        group = _free.pop()
-        if group.limit(limit):
-            return group
-        group.remove()
+    # Groups are taken on several threads, so that the list may be empty although it was not a moment ago.
+    with contextlib.suppress(IndexError):
+        while True:
+            group = _free.pop()
+            if group.limit(limit):
+                return group
+            group.remove()
     made = _made()
     if made is not None and not made.limit(limit):
         made.remove()

@@ -121,6 +121,7 @@ def test_a_field_that_a_result_does_not_have_is_answered(name: str, meant: str) 
         ({"environment_feedback": b"x"}, "environment_feedback"),
         ({"environment_feedback": "x" * (MAX_TEXT + 1)}, "environment_feedback"),
         ({"environment_images": "a.png"}, "images"),
+        ({"environment_images": np.zeros((2, 2, 3))}, "images"),
         ({"sampling_params": {"temperature": 0}}, "sampling['temperature']"),
         ({"sampling_params": {"temperature": 0.001}}, "sampling['temperature']"),
         ({"sampling_params": {"temperature": 2.1}}, "sampling['temperature']"),

@@ -69,6 +69,14 @@ async def test_the_same_text_is_judged_once_also_in_a_later_run(tmp_path: Path) 
         assert len(server.requests) == 2
 
 
+async def test_a_verdict_counts_for_its_scale_alone(tmp_path: Path) -> None:
+    async with serve(replying("4")) as server:
+        for scale, expected in (((0, 10), 0.4), ((0, 5), 0.8)):
+            _, cls = judged(server.url, cache=tmp_path / "judge.jsonl", scale=scale)
+            assert (await play(cls)).reward == expected
+        assert len(server.requests) == 2
+
+
 async def test_a_reply_without_a_number_is_asked_again_and_a_busy_service_too() -> None:
     async with serve(replying(503, "It is fine.", "11", "8")) as server:
         reward, cls = judged(server.url, attempts=4)
