@@ -111,6 +111,7 @@ def _set_aside(path: Path) -> Path:
     """Rename a damaged checkpoint, in the place of one that was damaged before."""
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
+    # The new name does not begin with `PREFIX`, so `newest_first` passes the folder over.
     path.rename(aside)
     return aside
 
@@ -149,4 +150,5 @@ def parse_checkpoint(progress: str, config: str) -> tuple[Progress, dict[str, An
 
 def newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first, complete or not."""
+    # Steps are padded with zeros, so the order of the names is that of the steps.
     return sorted(folder.glob(f"{PREFIX}*"), reverse=True)

@@ -65,6 +65,7 @@ async def run_attempt(groups: Groups, pool: RolloutPool, view: View, group_reque
     group is not needed; then nothing is handed on.
     """
     group_id = group_request.group_id
+    # A stopped run goes on admitting groups for its accounts (`RunState.stop`), and runs none of them.
     if groups.stopped or not groups.queue.waits_for(group_id):
         groups.attempts.pop(group_id, None)
         return
@@ -183,6 +184,7 @@ async def train_steps(steps: Steps, groups: Groups, weights: Publication, view: 
             await _checkpoint(steps, groups, view, saves)
         view.waiting("train", f"what runs beside the steps with version {steps.latest.step}, as its evaluation")
         await steps.hooked.until(steps.latest.step)
+        # From here on the run ends by itself, so a late request must not mark it as stopped.
         steps.over = True
         await _checkpoint(steps, groups, view, saves)
         view.waiting("train", "the last checkpoint to be complete")
