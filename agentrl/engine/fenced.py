@@ -197,6 +197,7 @@ class FencedEngine(ABC):
             yield
         except TransferAbandonedError:  # generation stays paused until weights of some version are loaded
             raise
+        # Cancellation too: a load that is cut off may leave a mixture of two versions.
         except BaseException as error:
             self._dead = self._dead or f"{what}: {reason_of(error)}"
             self._end_requests(self._dead)

@@ -281,6 +281,7 @@ class SharedEngine:
         return self._limits
 
     def _drop(self, name: str) -> None:
+        # A request that was not sent yet needs no message to drop it.
         if self._new.pop(name, None) is None and not self._dead:
             self._dropped.append(name)
             self._to_send.set()
