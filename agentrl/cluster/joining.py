@@ -221,6 +221,7 @@ async def check_paths(
         try:
             await _all_have(workers, FLAG, plan.run.ray_address, await first.in_memory.remote(), remedy)
         finally:
+            # The second call removes the file that the first one made.
             await first.in_memory.remote()
 
 

@@ -84,6 +84,7 @@ async def read_body(receive: Receive, limit: int) -> bytes | bytearray:
 def json_object(body: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object that a body is, or raise `ApiError`."""
     try:
+        # Some clients put a byte order mark before their JSON.
         value = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None

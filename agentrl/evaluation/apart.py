@@ -97,6 +97,7 @@ class EvaluationsApart:
             _log.warning("the evaluation of step %d has no figures: %s", point.step, first_cause(errors))
         finally:
             self._own.discard(written)
+            # Also after a failure, because steps wait for both.
             playing.captured.set()
             playing.ended.set()
 

@@ -161,6 +161,7 @@ class Journal:
             raise ValueError(f"task {entry['task_id']!r} is in the journal already")
         line = encode(entry)
         self._lines.write(line)
+        # As it will be read from the file, so that a command that goes on later makes the same rows of it.
         self.entries[entry["position"]] = json.loads(line)
 
     def close(self) -> None:
