@@ -116,6 +116,7 @@ class AdvantageInputs:
     def _clipped_tokens(self, options: AdvantageOptions) -> Tensor:
         low, high = options.reward_clip_range
         clipped = self.rewards.clamp(low, high)
+        # A reward of 0 is never clipped, because the range contains 0, so that 0 / 0 is never taken.
         scale = (clipped / self.rewards).where(clipped != self.rewards, 1.0)
         return self.token_rewards * scale[self.episode].to(self.token_rewards.dtype)
 

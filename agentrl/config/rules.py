@@ -196,6 +196,7 @@ def judged_agent(config: PlaySettings) -> str:
     else:
         options = f"timeout_s={config.rollout.reward_timeout_s:g}&batch_size={config.rollout.reward_batch_size}"
         agent = f"reward:{','.join(url.strip() for url in urls.split(','))}#{options}"
+    # A saved address that lacks its credentials contradicts nothing: the one that is given now takes its place.
     if given and HIDDEN not in given and given.partition("#")[0] != agent.partition("#")[0]:
         raise ConfigError("--remote-rm-url", urls, f"--agent {given} says already what judges", "Leave out one of the two.")
     return agent

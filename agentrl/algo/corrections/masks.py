@@ -31,6 +31,7 @@ def opsm_keep(inputs: CorrectionInputs, delta: float) -> Tensor:
 
 def m2po_keep(inputs: CorrectionInputs, tau: float) -> Tensor:
     """Return the tokens that are left when the largest ``|log rho|`` are dropped until the mean square is at most `tau`. # [A] bool."""
+    # In float64: PyTorch would round the bound, a single number, to float32 to compare it with float32 numbers.
     return inputs.log_rho.abs().double() <= second_moment_threshold(inputs.log_rho, tau)
 
 
