@@ -262,6 +262,7 @@ def standardised(values: Tensor, index: Tensor, size: int, *, divide: bool = Tru
     if not divide:
         return centred
     deviation, scale = segment_std(values, index, size), segment_mean(values.abs(), index, size)
+    # No larger number is added, so that small rewards keep their normalisation.
     return (centred / (deviation + 1e-9)[index]).where((deviation > SAME * scale)[index], 0.0)
 
 
@@ -274,5 +275,6 @@ def whiten(values: Tensor, *, std_norm: bool = True) -> Tensor:
     centred = exact - exact.sum() / count
     if std_norm:
         variance = centred.square().sum() / count
+        # Bounded below and not increased, which leaves ordinary batches alone.
         centred = centred * variance.clamp(min=1e-8).rsqrt()
     return centred.to(values.dtype)

@@ -271,6 +271,7 @@ def _model_exists(config: PlaySettings) -> None:
     if not name:
         return
     path = Path(name).expanduser()
+    # The name of a model on the hub has one slash at most.
     looks_local = name.startswith(("/", "./", "../", "~")) or path.exists() or name.count("/") > 1
     if looks_local and not (path / "config.json").is_file():
         if holds_adapter(path):

@@ -73,6 +73,7 @@ def held_directory(path: Path, flag: str = "--run-dir") -> Iterator[Path]:
 def held_new_directory(path: Path, flag: str = "--run-dir") -> Iterator[Path]:
     """Hold a directory that nobody had before, `path` or else ``path-2``, ``path-3`` and so on; see `held_directory`."""
     names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    # `mkdir` itself decides between two commands that begin within the same second.
     free = next(name for name in map(absolute_path, names) if make_directory(name, flag, new=True))
     with _held(free, flag, made=True):
         yield free

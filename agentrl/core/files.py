@@ -136,6 +136,7 @@ def check_directory(path: Path, hashed: Callable[[str], bool] = lambda name: Tru
 @contextlib.contextmanager
 def complete_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path`, renamed to `path` on success and removed on failure."""
+    # Beside it, because a file can be renamed within its file system only.
     partial = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         yield partial

@@ -348,6 +348,7 @@ def local_config(model: str) -> Path | None:
         found = try_to_load_from_cache(model, "config.json")
     except HFValidationError:
         return None
+    # The cache may also know that the hub has no such file, and says so by an object.
     return Path(found) if isinstance(found, str) else None
 
 

@@ -50,6 +50,7 @@ class Gate:
         except TransferAbandonedError:
             raise
         except BaseException:
+            # Requests go on, and find out that the engine is fenced.
             self._open.set()
             raise
         self._open.set()

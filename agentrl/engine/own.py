@@ -94,6 +94,7 @@ class Engine:
         self._meter.begin(len(request.prompt_ids))
         task = self._requests[request.request_id] = asyncio.ensure_future(self._answer(request))
         try:
+            # Not awaited itself: `abort` cancels the task, and that must not pass for a cancellation of this call.
             await asyncio.wait({task})
         finally:
             task.cancel()

@@ -98,6 +98,7 @@ class EngineHost:
             EngineError: If the engine does not start.
         """
         async with self._starting:
+            # Every rollout worker asks for the start, and an engine that could not start once is not tried again for each of them.
             if self._failed is not None:
                 raise self._failed
             try:

@@ -77,6 +77,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         if step.count == 1:
             stored[step.rows, :, step.starts] = states[:, :, 0]
         else:
+            # The new tokens alone: what fills a row up could lie behind the end of its slot.
             rows, tokens = (torch.arange(step.count, device=states.device) < step.counts[:, None]).nonzero(as_tuple=True)
             stored[step.rows[rows], :, step.starts[rows] + tokens] = states[rows, :, tokens]
         return stored.index_select(0, step.rows)[:, :, : step.keys]  # whole slots: a plain copy is faster than a gather of parts

@@ -65,6 +65,7 @@ def repeated_tasks(tasks: TaskSource, progress: Progress) -> list[tuple[int, Tas
         tasks.sampler.restore(progress.sampling)
         return [(group_id, tasks.at(position, epoch)) for group_id, epoch, position in sorted(progress.open_groups)]
     places = {(epoch, position): group_id for group_id, epoch, position in progress.open_groups}
+    # Tasks may be an endless iterable, which can only be read in order: closed groups on the way are passed over.
     epoch, position = min([*places, (progress.epoch, progress.position)])
     tasks.restore({"epoch": epoch, "position": position})
     found: list[tuple[int, Task]] = []

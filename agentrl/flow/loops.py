@@ -113,6 +113,7 @@ async def collect(groups: Groups, view: View, spawn: Spawn) -> None:
             continue  # given up as an oversampled group between its end and now
         judged = _judge(groups, finished, min_members)
         view.waiting("collect", f"the callbacks about group {judged.group_id}")
+        # Callbacks come before the accounts, which may end the run because of this group.
         await view.observer.notify(judged)
         if groups.queue.waits_for(judged.group_id):  # else it was given up while a callback ran
             _carry_out(groups, view, spawn, finished, judged)

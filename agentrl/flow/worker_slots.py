@@ -124,6 +124,7 @@ class WorkerSlot:
         """Ask for the worker's counters; why it is lost, `None` if it is not."""
         asked = asyncio.ensure_future(self.worker.stats())
         try:
+            # No deadline yet: the answer of a slow worker is still waited for, while it is asked where user code blocks it.
             await asyncio.wait({asked}, timeout=supervision.slow_s)
             if not asked.done():
                 await self._look_for_block(supervision)

@@ -113,6 +113,7 @@ class Screen:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         if not self.console.is_terminal:
+            # Without a terminal rich takes 80 columns.
             self.console.width = PIPE_WIDTH
 
     @property

@@ -95,7 +95,7 @@ def twin_reads_images(config: Any) -> bool:
 
 
 def _frozen(config: Any, kind: Any) -> Any:
-    # `build_twin` sets PyTorch's global seed, and the random numbers of a run must not depend on whether a twin was built.
+    # `build_twin` sets the global seed of PyTorch, and the later draws of the run on the CPU must not change by that.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         made = build_twin(config, kind).eval().requires_grad_(False)
         fix_rope(made, POSITIONS)

@@ -25,6 +25,7 @@ def opsm_keep(inputs: CorrectionInputs, delta: float) -> Tensor:
     Returns:
         False for the negative tokens of such sequences. # [A] bool
     """
+    # Against the policy that sampled: against the learner's own it would be 0 with one update per batch.
     drift = inputs.sequence_mean(inputs.behaviour - inputs.old)
     return ~((inputs.advantages < 0) & (drift > delta))
 
