@@ -116,6 +116,7 @@ class AdvantageInputs:
     def _clipped_tokens(self, options: AdvantageOptions) -> Tensor:
         low, high = options.reward_clip_range
         clipped = self.rewards.clamp(low, high)
+        # A reward of 0 is never clipped, because the range contains 0, so that 0 / 0 is never taken.
         scale = (clipped / self.rewards).where(clipped != self.rewards, 1.0)
         return self.token_rewards * scale[self.episode].to(self.token_rewards.dtype)
 
@@ -261,6 +262,7 @@ def standardised(values: Tensor, index: Tensor, size: int, *, divide: bool = Tru
     if not divide:
         return centred
     deviation, scale = segment_std(values, index, size), segment_mean(values.abs(), index, size)
+    # No larger number is added, so that small rewards keep their normalisation.
     return (centred / (deviation + 1e-9)[index]).where((deviation > SAME * scale)[index], 0.0)
 
 
@@ -273,5 +275,6 @@ def whiten(values: Tensor, *, std_norm: bool = True) -> Tensor:
     centred = exact - exact.sum() / count
     if std_norm:
         variance = centred.square().sum() / count
+        # Bounded below and not increased, which leaves ordinary batches alone.
         centred = centred * variance.clamp(min=1e-8).rsqrt()
     return centred.to(values.dtype)

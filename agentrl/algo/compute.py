@@ -74,6 +74,7 @@ def compute_correction(correction: str | OffPolicyCorrection, inputs: Correction
         result = returned if isinstance(returned, TokenWeights) else TokenWeights(weights=returned)
         _check_weights(function, result, inputs)
         keep = result.weights != 0 if result.keep is None else result.keep
+        # Not a product: 0 times a weight that is no number is no number.
         weights = torch.where(keep, result.weights.to(inputs.old.dtype), 0.0)
         bounded = torch.zeros_like(keep) if result.bounded is None else result.bounded
         return Correction(weights=weights, keep=keep, stats=diagnostics(inputs, weights, keep, bounded))
@@ -180,6 +181,7 @@ def _statistics(inputs: LossInputs, losses: TokenLosses) -> MetricSums:
     with torch.no_grad():
         ratio = inputs.ratio() if losses.ratio is None else losses.ratio
         clipped = torch.zeros_like(ratio, dtype=torch.bool) if losses.clipped is None else losses.clipped
+        # With expm1 below, because exp(d) - 1 in float32 loses every digit where the policies are close.
         log_ratio = (inputs.new - inputs.old).clamp(-20.0, 20.0)
         every = torch.ones_like(clipped)
         record_means(

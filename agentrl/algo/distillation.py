@@ -37,6 +37,7 @@ def top_k_divergence(student: Tensor, teacher: Tensor, direction: str) -> Tensor
     if direction not in DIRECTIONS:
         raise ConfigError("--teacher-loss", direction, "is no direction of a divergence", f"Choose one of {', '.join(DIRECTIONS)}.")
     present = torch.isfinite(teacher)
+    # Entries that are not there become 0 before the difference: a mask behind it would not keep NaN out of the gradient.
     t = torch.where(present, teacher, 0.0)
     s = torch.where(present, student.clamp(min=LOWEST), 0.0)
     teacher_mass, student_mass = (torch.where(present, logs.exp(), 0.0) for logs in (t, s))

@@ -316,6 +316,7 @@ def calls(kind: Kind, function: Callable[..., Any]) -> Iterator[None]:
     except AgentRLError:
         raise
     except Exception as error:
+        # An exception of a built-in function is a bug of agentrl, and no user's file has to be named.
         if function.__module__.startswith("agentrl."):
             raise
         raised = f"raised {type(error).__name__}: {error} ({last_user_frame(error, _file(function))})"

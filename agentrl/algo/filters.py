@@ -109,6 +109,7 @@ def _without_contrast(
     """The reason for which one agent would learn nothing; members without a score are left out of the mean."""
     scores = [member.score for member in members if member.score is not None]
     if scores:
+        # The exact sum, so that a mean at a bound does not depend on the order of the members.
         mean = math.fsum(scores) / len(scores)
         if mean <= score_range[0]:
             return Rejection.TOO_HARD

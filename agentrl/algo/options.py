@@ -30,6 +30,7 @@ def checked_options(options: type[Any], base: type[Any] = object) -> type[Any]:
     Raises:
         TypeError: If it is no frozen dataclass, does not inherit from `base`, or has an option without a default.
     """
+    # In the class itself: one that inherits from a dataclass without being one has fields that nobody reads.
     if not isinstance(options, type) or not is_dataclass(options) or "__dataclass_params__" not in vars(options):
         raise TypeError(f"options={options!r} is not a dataclass; put @dataclass(frozen=True, kw_only=True) above the class")
     if not vars(options)["__dataclass_params__"].frozen:

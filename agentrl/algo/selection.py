@@ -18,5 +18,6 @@ def high_entropy(entropies: Tensor, share: float) -> Tensor:
 
     if not len(entropies):
         return torch.zeros_like(entropies, dtype=torch.bool)
+    # A product that should be whole may be a little more, and would be rounded up to the next place.
     place = math.ceil((1.0 - share) * (len(entropies) - 1) - 1e-9)
     return entropies >= entropies.kthvalue(place + 1).values

@@ -82,6 +82,7 @@ def record_means(stats: MetricSums, means: Mapping[str, tuple[Tensor, Tensor]]) 
     """Add ``name -> (sum, weight)``, each a scalar tensor."""
     import torch
 
+    # All numbers in one transfer, because each transfer from a GPU waits for it.
     flat = torch.stack([part.detach().double() for pair in means.values() for part in pair]).tolist()
     for position, name in enumerate(means):
         stats.mean(name, flat[2 * position], flat[2 * position + 1])

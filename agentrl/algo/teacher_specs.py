@@ -80,6 +80,7 @@ def _absolute(part: str) -> str:
 def _read(part: str) -> TeacherSpec:
     name, where = "", part
     head, equals, tail = part.partition("=")
+    # The fragment of an address has an equals sign too, but what stands before that is no identifier.
     if equals and tail.startswith((ENGINE, "http://", "https://")) and head.isidentifier():
         name, where = head, tail
     if where == SELF:

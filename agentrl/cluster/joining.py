@@ -47,6 +47,7 @@ async def find_cluster(address: str) -> str:
     if address.startswith("ray://"):
         problem = "is the address of a Ray client, which cannot start actors that this process steers"
         raise ConfigError(FLAG, address, problem, "Run on a machine of the cluster, or use `ray job submit`, with host:6379 or auto.")
+    # A wrong address is answered at once, before another Python imports Ray.
     if address != "auto" and not await _listens(address):
         raise ConfigError(FLAG, address, "nobody listens there", _NOBODY)
     words = [sys.executable, "-c", _ASK, address]
@@ -221,6 +222,7 @@ async def check_paths(
         try:
             await _all_have(workers, FLAG, plan.run.ray_address, await first.in_memory.remote(), remedy)
         finally:
+            # The second call removes the file that the first one made.
             await first.in_memory.remote()
 
 

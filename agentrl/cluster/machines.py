@@ -37,6 +37,7 @@ class Machines:
 
         placed = NodeAffinitySchedulingStrategy(self.nodes[host], soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": placed}
+        # Ray would hide every GPU from a process that asks for none.
         options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
         answer = ray.remote(**options)(_call).remote(work, arguments)
         try:

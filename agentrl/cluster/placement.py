@@ -58,6 +58,7 @@ def place(plan: ClusterPlan, *, gpus: int) -> Placement:
         bundles, per_engine, per_rank = ({"CPU": 1.0 + parallel, "GPU": float(parallel)},) * engines, 0.0, 1.0
     else:
         _require(plan, gpus)
+        # All GPUs of an engine are one bundle, which Ray places on one machine.
         bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
         per_engine, per_rank = float(parallel), 1.0
     per_scorer = plan.episodes.reward.reward_model_gpus if gpus else 0.0

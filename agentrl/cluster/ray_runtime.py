@@ -106,6 +106,7 @@ class RayRuntime:
         self._on_stage("starting Ray" if self._private else f"joining Ray at {self._plan.run.ray_address}")
         address = "" if self._private else await find_cluster(self._plan.run.ray_address)
         self._connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, address))
+        # A thread cannot be cancelled: `close` waits for what it has begun to start.
         await asyncio.shield(self._connecting)
         self._choose_front_ends()
         gpus = self._gpus()
@@ -166,6 +167,7 @@ class RayRuntime:
 
     def _connect(self, address: str) -> None:
         set_environment(address)
+        # Only here: `set_environment` refuses to go on where the user's own code is connected, and that connection stays.
         self._owns_connection = True
         import ray
 

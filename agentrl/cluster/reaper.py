@@ -41,6 +41,7 @@ class Reaper:
     def __init__(self, folder: str | Path) -> None:
         mark = secrets.token_hex(16)
         os.environ[MARK] = mark
+        # Without -P the folder of this script comes first on the path, and its modules would hide others of the same names.
         words = [sys.executable, "-P", str(Path(__file__)), mark, str(folder)]
         clean = {name: value for name, value in os.environ.items() if name != MARK}
         self._process = subprocess.Popen(

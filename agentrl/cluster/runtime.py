@@ -92,6 +92,7 @@ class BlockWatch:
         told = ""
         while not self._closed.wait(self._every_s) and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop is closed meanwhile
+                # In a loop of its own, because the watched one may be blocked.
                 found = asyncio.run(blocked_at(self._loop, self._thread, self._wait_s))
                 if found and found != told:
                     _log.warning("nothing goes on for %g s and more: %s Press Ctrl-C twice to end the run.", self._wait_s, found)

@@ -178,6 +178,7 @@ def _corrections_have_a_ratio(config: TrainConfig) -> None:
     if not algo.reuse_behaviour_logprobs:
         return
     for flag, value in (
+        # The default, `tis`, may be there without anybody having asked for it.
         ("--off-policy", None if algo.off_policy in ("tis", "none") else algo.off_policy),
         *_changed_options(algo, find_correction(algo.off_policy)),
     ):
@@ -238,6 +239,7 @@ def _filter_flags_have_a_filter(config: TrainConfig) -> None:
     if own and config.flow.dynamic_filtering:
         raise ConfigError("--group-filter", own, "takes the place of --dynamic-filtering", "Leave out one of the two.")
     if own:
+        # The user's file is imported here, so that a mistake in it is answered before anything is started.
         filter_facts(own)
     chosen = config.flow.dynamic_filtering_range
     if chosen != FlowConfig.dynamic_filtering_range and not config.flow.dynamic_filtering:

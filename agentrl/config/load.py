@@ -164,6 +164,7 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
     named, words = take_config_flag(list(args))
     path, saved, sources = _saved("--config", named, path)
     form, rest = _form(command, words, saved)
+    # Before unknown words are refused, among which `--help` would be.
     answer_help(rest, command, form)
     refuse_unknown(rest, command, form)
     values = parse(rest, command.prog, settings_of(form), command.words)
@@ -203,6 +204,7 @@ def _saved(setting: str, named: str | os.PathLike[str] | None, path: Path | None
 
 def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> tuple[type[Any], list[str]]:
     """The sections to read words into, and the words with our names in them."""
+    # Words are read twice: the algorithms that they choose decide which other flags and aliases there are.
     form = schema_of(command.settings, {**saved, **_choices(expand_aliases(words, aliases(command.settings, command.name)))})
     return form, expand_aliases(words, aliases(form, command.name))
 
@@ -266,6 +268,7 @@ def _named_values(given: Mapping[str, Any], form: type[Any], command: Command[An
 def _fields_named(key: str, other_names: Mapping[str, Sequence[str]]) -> list[str]:
     """The fields that a name in Python stands for."""
     words = other_names.get("--" + key.replace("_", "-"), (key,))
+    # `async` is a keyword of Python, so that the name of this setting ends with an underscore there.
     names = [word.removeprefix("--").replace("-", "_").rstrip("_") for word in words]
     return ["asynchronous" if name == "async" else name for name in names]
 

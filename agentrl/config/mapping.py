@@ -44,6 +44,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if path.suffix == ".toml":
             data: Any = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml", ".json"):
+            # `safe_load` makes no objects of Python of what a file says.
             data = yaml.safe_load(text)
         else:
             raise ConfigError("--config", str(path), f"unknown kind of file {path.suffix!r}", "Use .toml, .yaml or .json.")

@@ -96,6 +96,7 @@ def settled_engine(config: TrainConfig) -> tuple[str, str]:
     measures them. They are of a dense model of text, so a model of another form, or one whose sizes are unknown, keeps vLLM. So do flags
     that need it, and a cluster that is joined, whose machines are not known yet.
     """
+    # A rule and no measurement at each start, because vLLM alone takes longer to load than such a measurement.
     shape, usual = _shape(config), installed_engine()
     if usual == SMALL or shape is None:
         return usual, ""

@@ -196,6 +196,7 @@ def judged_agent(config: PlaySettings) -> str:
     else:
         options = f"timeout_s={config.rollout.reward_timeout_s:g}&batch_size={config.rollout.reward_batch_size}"
         agent = f"reward:{','.join(url.strip() for url in urls.split(','))}#{options}"
+    # A saved address that lacks its credentials contradicts nothing: the one that is given now takes its place.
     if given and HIDDEN not in given and given.partition("#")[0] != agent.partition("#")[0]:
         raise ConfigError("--remote-rm-url", urls, f"--agent {given} says already what judges", "Leave out one of the two.")
     return agent
@@ -270,6 +271,7 @@ def _model_exists(config: PlaySettings) -> None:
     if not name:
         return
     path = Path(name).expanduser()
+    # The name of a model on the hub has one slash at most.
     looks_local = name.startswith(("/", "./", "../", "~")) or path.exists() or name.count("/") > 1
     if looks_local and not (path / "config.json").is_file():
         if holds_adapter(path):

@@ -101,6 +101,7 @@ def sections_of(command: type[Any]) -> Mapping[str, type[Any]]:
 def section_docs(kind: type[Any]) -> Mapping[str, str]:
     """Return field -> the text under it, of a section and of what it extends."""
     docs: dict[str, str] = {}
+    # Bases first, so that a field which a section declares again has the section's own text.
     for part in reversed(kind.__mro__):
         if is_dataclass(part):
             docs |= _module_docs(part.__module__).get(part.__name__, {})

@@ -55,6 +55,7 @@ def flags_of(table: Mapping[str, Setting], words: Sequence[Word] = ()) -> dict[s
     shown = [setting for name, setting in table.items() if name not in hidden]
     on = {flag(setting.name): (setting, True) for setting in shown}
     off = {f"--no-{flag(setting.name)[2:]}": (setting, False) for setting in shown if bare(setting.hint) is bool}
+    # A flag that is a setting's own name goes before the same word that would switch another setting off.
     return off | on
 
 
@@ -148,6 +149,7 @@ def _typed(text: str, hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         if text == "None" and type(None) in get_args(hint):
             return None
+        # A part of a union that does not fit gives back the very text.
         return next((value for part in get_args(hint) if (value := _typed(text, part)) is not text), text)
     if get_origin(hint) is Literal:
         return next((choice for choice in get_args(hint) if str(choice) == text), text)

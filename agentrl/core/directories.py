@@ -73,6 +73,7 @@ def held_directory(path: Path, flag: str = "--run-dir") -> Iterator[Path]:
 def held_new_directory(path: Path, flag: str = "--run-dir") -> Iterator[Path]:
     """Hold a directory that nobody had before, `path` or else ``path-2``, ``path-3`` and so on; see `held_directory`."""
     names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    # `mkdir` itself decides between two commands that begin within the same second.
     free = next(name for name in map(absolute_path, names) if make_directory(name, flag, new=True))
     with _held(free, flag, made=True):
         yield free
@@ -94,10 +95,12 @@ def _held(path: Path, flag: str, *, made: bool) -> Iterator[None]:
 def _locked(file: Path, flag: str) -> int:
     """Lock a file and write into it who does; the file may be that of a process that was killed."""
     while True:
+        # Not emptied when it is opened: who does not get the lock reads in it who has it.
         lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            # A file system without locks does not keep a run from starting; a second writer is not noticed there.
             if error.errno not in NO_LOCKS:
                 os.close(lock)
                 raise _in_use(file, flag) from error

@@ -72,6 +72,7 @@ def swap_directory(temporary: Path, target: Path) -> None:
     if target.exists():
         target.rename(old)
     temporary.rename(target)
+    # A rename survives a crash of the machine only once the directory that holds the name is flushed.
     sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -135,6 +136,7 @@ def check_directory(path: Path, hashed: Callable[[str], bool] = lambda name: Tru
 @contextlib.contextmanager
 def complete_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path`, renamed to `path` on success and removed on failure."""
+    # Beside it, because a file can be renamed within its file system only.
     partial = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         yield partial
@@ -153,6 +155,7 @@ def owned_directory(root: Path) -> tuple[Path, int]:
     unlocked = directory / "unlocked"
     lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # It gets its name once it is locked, because `remove_abandoned` removes a directory whose lock it can take.
     unlocked.rename(directory / "lock")
     return directory, lock
 
@@ -174,6 +177,7 @@ def remove_abandoned(root: Path) -> None:
     """Remove the owned directories under `root` whose owner is gone."""
     for directory in root.glob(f"{_owned_prefix()}*"):
         with contextlib.suppress(OSError):
+            # Not through a link: in a folder for temporary files another user may have made a directory of this name.
             lock = os.open(directory / "lock", os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

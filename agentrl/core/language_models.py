@@ -29,6 +29,7 @@ def sequence_classifier(model: str, *, trust_remote_code: bool = False) -> Any:
     kind = type(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
     if kind in AutoModelForSequenceClassification._model_mapping or kind not in AutoModelForImageTextToText._model_mapping:
         return AutoModelForSequenceClassification
+    # The base of a family's bare model is the class that loads and initialises all models of the family.
     family = AutoModel._model_mapping[kind].__bases__[0]
     name = family.__name__.replace("PreTrainedModel", "ForSequenceClassification")
     return type(name, (GenericForSequenceClassification, family), {})

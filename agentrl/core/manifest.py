@@ -133,6 +133,7 @@ def _digests(folder: Path, entries: Mapping[str, FileEntry], pool: ThreadPoolExe
     parts: dict[str, list[Future[bytes]]] = {}
     for name, entry in entries.items():
         length = int(entry.get("part_bytes", max(1, entry["size"])))
+        # An empty file has one part too, so that it has a hash.
         parts[name] = [pool.submit(_digest, folder / name, start, length) for start in range(0, max(1, entry["size"]), length)]
     found: dict[str, str] = {}
     for name, futures in parts.items():

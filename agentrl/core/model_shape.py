@@ -193,6 +193,7 @@ def attends_to_everything(config: Any) -> bool:
     if kinds := layer_kinds(config):
         return all(kind == "full_attention" for kind in kinds)
     text = text_part(config)
+    # Configurations of Qwen2 name a window also where it is switched off.
     window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
     return window is None and text.get("attention_chunk_size") is None
 
@@ -259,6 +260,7 @@ def shape_of(config: Any) -> ModelShape:
         head_dim=latent.head_dim if (latent := _latent(text)) is not None else int(text.get("head_dim") or hidden // heads),
         ffn_width=int(text.get("intermediate_size") or 4 * hidden),
         vocabulary=int(text["vocab_size"]),
+        # Files leave out what is the default of transformers' class: output layers of Gemma are tied, queries of Qwen2 have a bias.
         tied=bool(text.get("tie_word_embeddings", outer.get("tie_word_embeddings", kind.startswith("gemma")))),
         qkv_bias=bool(text.get("attention_bias", kind in ("qwen2", "qwen2_moe"))),
         head_norms=kind.startswith(("qwen3", "gemma3")) or bool(text.get("use_qk_norm")),
@@ -346,6 +348,7 @@ def local_config(model: str) -> Path | None:
         found = try_to_load_from_cache(model, "config.json")
     except HFValidationError:
         return None
+    # The cache may also know that the hub has no such file, and says so by an object.
     return Path(found) if isinstance(found, str) else None
 
 

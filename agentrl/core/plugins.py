@@ -137,6 +137,7 @@ def _check_file(flag: str, spec: str, file: Path, forms: str, error: type[Config
 def search_first(folder: str) -> Iterator[None]:
     """Import from `folder` first, and afterwards last, so that imports inside functions still find neighbours."""
     sys.path.insert(0, folder)
+    # The import system remembers what folders hold, and would not find a file that was written a moment ago.
     importlib.invalidate_caches()
     try:
         yield
@@ -155,6 +156,7 @@ def named_errors(flag: str, spec: str, error: type[ConfigError] = ConfigError) -
         raise
     except SyntaxError as raised:
         raise error(flag, spec, f"{raised.msg} ({raised.filename}, line {raised.lineno})", "Correct the file.") from raised
+    # A file that calls `sys.exit` when it is imported must not end this process without a word.
     except (Exception, SystemExit) as raised:
         problem = f"importing it raised {type(raised).__name__}: {raised} ({last_user_frame(raised)})"
         remedy = f"Install the package that provides {raised.name!r}." if isinstance(raised, ModuleNotFoundError) else "Correct the file."

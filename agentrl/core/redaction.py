@@ -45,6 +45,7 @@ def redacted_words(words: Sequence[str]) -> list[str]:
     """Return the words of a command line without credentials, those included that stand after their flag and hold spaces."""
     shown: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
+        # A flag whose name sounds like that of a secret may be a switch, with another flag behind it.
         hidden = before.startswith("-") and "=" not in before and _is_secret(before) and not word.startswith("--")
         shown.append(HIDDEN if hidden else _without_assigned(word))
     return shown

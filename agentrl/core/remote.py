@@ -147,6 +147,7 @@ def names_at(address: str, prefix: str) -> list[str]:
 
     def work() -> list[str]:
         system, root = _open(address)
+        # fsspec remembers listings, and other processes write to this address too.
         system.invalidate_cache()
         try:
             found = system.ls(root, detail=False)
@@ -202,6 +203,7 @@ def _open(address: str) -> tuple[Any, str]:
     """Return the file system of an address, and the folder within it."""
     from fsspec.core import split_protocol, url_to_fs
 
+    # Object stores have no folders that would have to be made first; a path of this machine has.
     local = split_protocol(address)[0] in (None, "file", "local")
     system, root = url_to_fs(address, **({"auto_mkdir": True} if local else {}))
     return system, str(root).rstrip("/")

@@ -84,6 +84,7 @@ async def read_body(receive: Receive, limit: int) -> bytes | bytearray:
 def json_object(body: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object that a body is, or raise `ApiError`."""
     try:
+        # Some clients put a byte order mark before their JSON.
         value = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
@@ -143,6 +144,7 @@ class Address:
 
 def _notice_lost_peers(listener: socket.socket) -> None:
     """Let the system close the connections of a listener whose peers have been gone for `IDLE_S` seconds without a word."""
+    # Connections that are accepted inherit these options from their listener.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": IDLE_S / 2, "TCP_KEEPINTVL": IDLE_S / 6, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * IDLE_S}
     for name, value in options.items():
@@ -188,6 +190,7 @@ class LoopbackServer:
             "lifespan": "off",
             "ws": "none",
             "access_log": False,
+            # With a configuration of its own uvicorn would change the logging of the whole process.
             "log_config": None,
             "server_header": False,
             "http": _impatient_protocol(),

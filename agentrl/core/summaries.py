@@ -49,6 +49,7 @@ class MemberSummary:
         return _restored, (*(value(self) for value in _GET),)
 
 
+# The slots' own descriptors: `setattr` is refused by a frozen dataclass, and names need not be looked up for each member.
 _GET = [getattr(MemberSummary, each.name).__get__ for each in fields(MemberSummary)]
 _SET = [getattr(MemberSummary, each.name).__set__ for each in fields(MemberSummary)]
 

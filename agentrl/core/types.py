@@ -321,6 +321,7 @@ class GroupRequest:
 
 def derive_seed(*parts: int | str) -> int:
     """Return a seed in [0, 2**63) that depends on every part and on their order, so that a run and a resumed run agree."""
+    # With a separator, so that the parts 1, 23 and 12, 3 give two seeds.
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -344,6 +345,7 @@ def experts_of(values: npt.NDArray[Any]) -> ExpertArray:
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.flags.writeable:
+        # A view could still be written to through the array that it is a part of.
         array = array.copy() if array.base is not None else array
         array.setflags(write=False)
     return array

@@ -41,6 +41,7 @@ class Batcher:
 
     def __init__(self, settings: EngineSettings, tell: Tell) -> None:
         self._tell = tell
+        # OpenMP reads the variable once, when PyTorch is imported, which may have been before the engine's environment was set.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._model = SlotModel(settings)
         self._tokenizer: Any = (
@@ -70,6 +71,7 @@ class Batcher:
 
     def post(self, command: Callable[[], object]) -> None:
         """Have the thread call something between two steps; a batcher that has ended does not."""
+        # Under the lock: a command that comes after the last look at the queue would never be answered.
         with self._lock:
             if self.dead is None:
                 self._commands.put(command)
@@ -181,6 +183,7 @@ class Batcher:
 
     def _forget(self) -> None:
         """Have the sequences under way computed again."""
+        # Backwards, so that they come to the head of the queue in their old order.
         for sequence in reversed(self._active):
             sequence.slot = -1
             self._waiting.appendleft(sequence)
@@ -238,6 +241,7 @@ class Batcher:
         stop = sequence.request.sampling.stop
         if not stop:
             return False
+        # All of it, because a stop string may begin within a token, and a character may take several tokens.
         text = self._tokenizer.decode(sequence.ids[sequence.prompt_length :], skip_special_tokens=False)
         return any(part in text for part in stop)
 

@@ -90,6 +90,7 @@ def _fits(value: object, annotation: str) -> bool:
     names = re.split(r"\s*\|\s*", annotation)
     if not all(name in _TYPES or name == "None" for name in names):
         return True
+    # Python counts True and False as integers.
     if isinstance(value, bool):
         return "bool" in names
     return (value is None and "None" in names) or any(name in _TYPES and isinstance(value, _TYPES[name]) for name in names)

@@ -86,5 +86,6 @@ def _with_handler(logs: dict[str, Any], path: Path) -> dict[str, Any]:
 def reason_of(error: BaseException) -> str:
     """Return the type and message of an exception on one line."""
     said = str(error.args[-1] if error.args else error).splitlines()
+    # Pydantic ends its messages with a link, "For further information visit ...".
     told = " ".join(line.strip() for line in said if "further information" not in line)
     return f"{type(error).__name__}: {told[:600]}"

@@ -123,6 +123,7 @@ class FencedEngine(ABC):
 
     def stats(self) -> EngineStats:
         """Counters since the start, and why the engine cannot be used if so."""
+        # The figures are those of the last step, which an idle engine would show for ever.
         load = self._load_now if self._meter.active else None
         return self._meter.stats(load=load, kv_tokens=self._kv_tokens, fault=self._dead or self._fault())
 
@@ -197,6 +198,7 @@ class FencedEngine(ABC):
             yield
         except TransferAbandonedError:  # generation stays paused until weights of some version are loaded
             raise
+        # Cancellation too: a load that is cut off may leave a mixture of two versions.
         except BaseException as error:
             self._dead = self._dead or f"{what}: {reason_of(error)}"
             self._end_requests(self._dead)

@@ -21,6 +21,7 @@ class Gate:
     @asynccontextmanager
     async def request(self, request_id: str) -> AsyncIterator[None]:
         """Hold the present version within the block, once no publication is under way."""
+        # In a loop, because another publication may have closed the gate before this task runs again.
         while not self._open.is_set():
             await self._open.wait()
         self._under_way.add(request_id)
@@ -49,6 +50,7 @@ class Gate:
         except TransferAbandonedError:
             raise
         except BaseException:
+            # Requests go on, and find out that the engine is fenced.
             self._open.set()
             raise
         self._open.set()

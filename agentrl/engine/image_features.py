@@ -45,6 +45,7 @@ class ImageFeatures:
     def arguments(self, images: Sequence[RowImages]) -> dict[str, Any]:
         """Return what the next call of the model is given of the images that begin among the new tokens of its rows."""
         self._now = [self._features(each.image) for _, known, placed in images for each in placed if each.place >= known]
+        # The model asks for features only where it is given pixels; these are never looked at.
         return {"pixel_values": torch.empty(0, device=self._model.device)} if self._now else {}
 
     def _features(self, image: ImageInput) -> Any:
@@ -52,6 +53,7 @@ class ImageFeatures:
             inputs = {name: torch.tensor(tensor.array, device=self._model.device) for name, tensor in image.tensors.items()}
             self._known[image.key] = self._compute(**inputs, return_dict=True)
         self._known.move_to_end(image.key)
+        # The image of this call stays, however large it is.
         while len(self._known) > 1 and sum(map(_size_of, self._known.values())) > KEPT:
             self._known.popitem(last=False)
         return self._known[image.key]

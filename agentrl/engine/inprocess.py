@@ -69,6 +69,7 @@ class InProcessCore:
             self._reader = (asyncio.get_running_loop(), asyncio.Event())
         _, arrived = self._reader
         while True:
+            # Cleared before the look, so that an output which arrives in between wakes this reader.
             arrived.clear()
             with contextlib.suppress(queue.Empty):
                 return self._outputs.get_nowait()

@@ -169,5 +169,6 @@ def _cpu(settings: EngineSettings, config: Any) -> dict[str, Any]:
         # Whole prompts only: vLLM 0.32 rewinds a seeded request's generator after each part of a prompt, which a CPU
         # generator refuses, and the engine dies.
         "enable_chunked_prefill": False,
+        # A prompt that is not divided has to fit into one batch.
         "max_num_batched_tokens": max(context, 2048),
     }

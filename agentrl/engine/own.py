@@ -94,6 +94,7 @@ class Engine:
         self._meter.begin(len(request.prompt_ids))
         task = self._requests[request.request_id] = asyncio.ensure_future(self._answer(request))
         try:
+            # Not awaited itself: `abort` cancels the task, and that must not pass for a cancellation of this call.
             await asyncio.wait({task})
         finally:
             task.cancel()
@@ -150,12 +151,14 @@ class Engine:
             raise ValueError(f"the update comes by {update.transport!r} but the engine expects 'shm'")
         from safetensors.torch import load_file
 
+        # The file is read while the last samples of the old weights end.
         tensors = await asyncio.to_thread(load_file, update.payload["update"]["path"])
         while self._sampling:
             await asyncio.wait(set(self._sampling))
         await _value(self.take_weights(tensors))
 
     async def _answer(self, request: GenerationRequest) -> Generation:
+        # In a loop, because the next weights may have come before this task runs again.
         while not self._open.is_set():
             await self._open.wait()
         self._alive()

@@ -67,17 +67,21 @@ class Prefill:
         fresh = len(ids) == sequence.prompt_length
         prompt = sequence.request.prompt_ids.tobytes() if fresh else b""
         if prompt and sequence.request.placed:
+            # Different images have the same tokens in a prompt.
             prompt += "".join(each.image.key for each in sequence.request.placed).encode()
         same = table.with_prompt(prompt) if fresh else None
         before = same if same is not None else table.of_session(session, ids)
+        # A part of that slot is to be copied, and its keys and values are not computed yet.
         if same is None and before in self._sources:
             self._compute()
         source = self._sources.get(before) if before is not None else None
+        # One token at least is computed where the prompt is not known as a whole, because its logits are needed.
         known = (
             0 if before is None else len(ids) if same is not None else _outside(min(common(table[before].ids, ids), len(ids) - 1), sequence)
         )
         held = table[before] if before is not None else Slot()
         logits = held.logits if same is not None else None
+        # A session goes on in its own slot; a slot with the whole prompt is spared for later requests with this prompt.
         index = table.take(prefer=before if same is None else None, keep=same)
         if before is not None and before != index and source is None:
             self._model.cache.copy(before, [index], known)

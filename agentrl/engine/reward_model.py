@@ -96,6 +96,7 @@ class RewardModel:
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ConfigError(FLAG, settings.model, f"cannot be loaded: {reason}", "Give a directory with safetensors files.") from error
+        # Frequencies of rotary positions are computed, and need not be in the files.
         if missing := sorted(key for key in report["missing_keys"] if not key.endswith("rotary_emb.inv_freq")):
             problem = f"its files hold no weights for {', '.join(missing[:3])}"
             raise ConfigError(FLAG, settings.model, problem, "Train one with agentrl reward-model, or see --value-head-prefix.")

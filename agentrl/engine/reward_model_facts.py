@@ -79,6 +79,7 @@ def tensor_shapes(folder: Path) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
+            # A safetensors file begins with the length of its header, in eight bytes.
             header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         shapes.update({key: entry["shape"] for key, entry in header.items() if key != "__metadata__"})
     return shapes

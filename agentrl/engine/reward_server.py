@@ -67,6 +67,7 @@ class RewardApp:
             self._pending -= len(requests)
         self.num_scored += len(requests)
         rewards = [math.fsum(answer.values) / len(answer.values) for answer in answers]
+        # The logistic function in a form that does not overflow for large negative rewards.
         scores = [0.5 * (1.0 + math.tanh(0.5 * reward)) for reward in rewards]
         return {"rewards": rewards, "scores": scores, "extra_logs": {"cut": [float(answer.was_cut) for answer in answers]}}
 

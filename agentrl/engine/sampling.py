@@ -40,6 +40,7 @@ def _sample(logits: Tensor, settings: Sequence[Sampling], draws: Sequence[float]
     # `torch.multinomial`, whose generator all rows would share.
     mass = logprobs.double().exp().cumsum(-1)
     wanted = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * mass[:, -1:]
+    # To the right of equal sums, so that a draw of 0 passes over tokens without mass.
     picked = torch.searchsorted(mass, wanted, right=True).clamp(max=logits.shape[1] - 1)
     greedy = torch.tensor([each.temperature == 0 for each in settings], device=logits.device)[:, None]
     picked = torch.where(greedy, logits.argmax(-1, keepdim=True), picked)
@@ -55,6 +56,7 @@ def _cut(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
         if each.top_p < 1.0:
             ordered, places = logits[row].sort()
             below = ordered.softmax(-1).cumsum(-1) <= 1 - each.top_p
+            # The most likely token stays, whatever `top_p` is.
             below[-1] = False
             logits[row, places[below]] = float("-inf")
     return logits

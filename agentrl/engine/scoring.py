@@ -90,6 +90,7 @@ class BatchedScorer:
             try:
                 await self._answer(wanted)
             except asyncio.CancelledError:
+                # `close` cancels this loop and fails those who wait, among whom the present batch has to be.
                 self._waiting = wanted + self._waiting
                 raise
         self._loop = None

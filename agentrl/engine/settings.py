@@ -19,6 +19,7 @@ from agentrl.weights.plan import WeightsConfig
 Device = Literal["cpu", "cuda"]
 Transport = Literal["shm", "nccl", "ipc"]
 
+# VLLM_ALLOW_INSECURE_SERIALIZATION is left out everywhere: vLLM would unpickle what it is sent, which can run code.
 _ALWAYS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",

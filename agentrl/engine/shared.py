@@ -98,6 +98,7 @@ class EngineHost:
             EngineError: If the engine does not start.
         """
         async with self._starting:
+            # Every rollout worker asks for the start, and an engine that could not start once is not tried again for each of them.
             if self._failed is not None:
                 raise self._failed
             try:
@@ -281,6 +282,7 @@ class SharedEngine:
         return self._limits
 
     def _drop(self, name: str) -> None:
+        # A request that was not sent yet needs no message to drop it.
         if self._new.pop(name, None) is None and not self._dead:
             self._dropped.append(name)
             self._to_send.set()

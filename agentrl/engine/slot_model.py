@@ -33,6 +33,7 @@ class SlotModel:
             dtype=getattr(torch, settings.dtype),
             attn_implementation="eager",  # what `_adopt_attention` compares with: it leaves nothing out
             trust_remote_code=settings.model.trust_remote_code,
+            # Files of pickled weights can run code when they are read.
             use_safetensors=True,
         )
         self._model.to(self.device).eval().requires_grad_(False)

@@ -62,12 +62,14 @@ class SlotCache(Cache):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new tokens of the step # [B, heads, count, head size], and return what its rows attend to."""
         if layer_idx not in self._layers:
+            # Zeros, because places that no token has filled are read and masked, and 0 times what memory holds may be NaN.
             made = [states.new_zeros(self.slots, states.shape[1], self.capacity, states.shape[3]) for states in (key_states, value_states)]
             self._layers[layer_idx] = made[0], made[1]
         return self._write(self._layers[layer_idx][0], key_states), self._write(self._layers[layer_idx][1], value_states)
 
     def _write(self, stored: Tensor, states: Tensor) -> Tensor:
         step = self.step
+        # A single row needs no copy: its slot is read in place.
         if len(step.rows) == 1:
             row, start = int(step.rows[0]), int(step.starts[0])
             stored[row, :, start : start + step.count] = states[0]
@@ -75,6 +77,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         if step.count == 1:
             stored[step.rows, :, step.starts] = states[:, :, 0]
         else:
+            # The new tokens alone: what fills a row up could lie behind the end of its slot.
             rows, tokens = (torch.arange(step.count, device=states.device) < step.counts[:, None]).nonzero(as_tuple=True)
             stored[step.rows[rows], :, step.starts[rows] + tokens] = states[rows, :, tokens]
         return stored.index_select(0, step.rows)[:, :, : step.keys]  # whole slots: a plain copy is faster than a gather of parts

@@ -83,6 +83,7 @@ class TransformersEngine(FencedEngine):
 
     async def _sample(self, request: GenerationRequest) -> Generation:
         batcher, answer = self._batcher, Future[Generation]()
+        # As running it is not ended by a caller that is cancelled; the thread could not set a result any more, and would end.
         answer.set_running_or_notify_cancel()
         try:
             batcher.post(lambda: batcher.add(request, answer))

@@ -233,6 +233,7 @@ class VllmEngine(FencedEngine):
         reported = await llm.get_weight_version() if self._stamps else str(update.version)
         if reported != str(update.version):
             raise ValueError(f"the engine reports version {reported!r}")
+        # Before generation goes on: a request that starts then must not share prefixes with older weights.
         self._version = update.version
         if not self._asleep:
             await llm.resume_generation()

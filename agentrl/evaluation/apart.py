@@ -59,6 +59,7 @@ class EvaluationsApart:
 
     async def _begin(self, point: SafePoint) -> None:
         playing = self._playing = _Playing()
+        # Written now: when it is known whether this model is the best, the learner holds another one.
         point.apart(partial(self._play, point, playing, await self._own.write_model()))
         if self._engines.takes_together:
             await playing.captured.wait()
@@ -97,6 +98,7 @@ class EvaluationsApart:
             _log.warning("the evaluation of step %d has no figures: %s", point.step, first_cause(errors))
         finally:
             self._own.discard(written)
+            # Also after a failure, because steps wait for both.
             playing.captured.set()
             playing.ended.set()
 

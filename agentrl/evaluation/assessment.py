@@ -49,6 +49,7 @@ class TaskOutcome:
         values = {REWARD: fmean(episode.reward for episode in self.episodes)}
         scores = [episode.score for episode in self.episodes if episode.score is not None]
         if scores:
+            # Within a margin, because a score that is computed from parts may miss the bound by its rounding.
             solved = sum(score >= solved_at - EQUAL_WITHIN for score in scores)
             passes = {f"{PASS}{k}": pass_at_k(len(scores), solved, k) for k in useful_k(len(scores))}
             values |= {SCORE: fmean(scores), **passes}

@@ -271,6 +271,7 @@ class Evaluations:
             )
         seconds = clock() - begin
         check_failures(outcomes, self._max_failure_rate)
+        # On a thread, because groups to train on go on meanwhile, and need this one's event loop.
         assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.seed)
         if self._run_dir is not None:
             log_evaluation(self._run_dir / "evaluations.jsonl", step, assessment, seconds, outcomes)

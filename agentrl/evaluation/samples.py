@@ -69,6 +69,7 @@ class Selection:
 def select(entries: Iterable[Mapping[str, Any]], settings: SelectConfig) -> Selection:
     """Return the rows that ``--select`` asks for, by task; of equal rewards the episode sampled first is the better one."""
     entries = sorted(entries, key=lambda entry: int(entry["position"]))
+    # One form for all rows, because the rows of a data set have the same columns.
     as_messages = all(episode["messages"] for entry in entries for episode in entry["episodes"])
     selection = Selection()
     for entry in entries:
@@ -97,6 +98,7 @@ def _add_pairs(selection: Selection, entry: Mapping[str, Any], ranked: Sequence[
     """Add the pair of best and worst, then of second best and second worst, as long as they differ; no two texts twice."""
     seen: set[tuple[Any, Any]] = set()
     reason = "rewards do not differ enough"
+    # Half of them at most, so that no episode is chosen in one pair and rejected in another.
     for best, worst in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
         better, other = _prompt_and_answer(best), _prompt_and_answer(worst)
         if len(seen) == settings.keep or not best["reward"] - worst["reward"] > settings.min_margin:
@@ -161,6 +163,7 @@ class Journal:
             raise ValueError(f"task {entry['task_id']!r} is in the journal already")
         line = encode(entry)
         self._lines.write(line)
+        # As it will be read from the file, so that a command that goes on later makes the same rows of it.
         self.entries[entry["position"]] = json.loads(line)
 
     def close(self) -> None:

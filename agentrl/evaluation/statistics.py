@@ -125,6 +125,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Estimat
     if any(float(row.std()) == 0.0 for row in ranks):
         return Estimate(value=0.0, low=-1.0, high=1.0, tasks=len(first))
     value = float(np.corrcoef(np.stack(ranks))[0, 1])
+    # A perfect correlation is cut a little, because its arctanh is infinite.
     middle, reach = np.arctanh(np.clip(value, -1 + 1e-12, 1 - 1e-12)), NORMAL / sqrt(len(first) - 3)
     return Estimate(value=value, low=float(np.tanh(middle - reach)), high=float(np.tanh(middle + reach)), tasks=len(first))
 

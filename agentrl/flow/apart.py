@@ -54,6 +54,7 @@ class ApartPool(RolloutPool):
         if update is None:
             return
         if update.members is None or self._trained.exports is None:
+            # Without the lock, which `publish` takes itself.
             await self.publish(update)
             return
         async with self._loading:

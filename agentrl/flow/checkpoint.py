@@ -65,6 +65,7 @@ def repeated_tasks(tasks: TaskSource, progress: Progress) -> list[tuple[int, Tas
         tasks.sampler.restore(progress.sampling)
         return [(group_id, tasks.at(position, epoch)) for group_id, epoch, position in sorted(progress.open_groups)]
     places = {(epoch, position): group_id for group_id, epoch, position in progress.open_groups}
+    # Tasks may be an endless iterable, which can only be read in order: closed groups on the way are passed over.
     epoch, position = min([*places, (progress.epoch, progress.position)])
     tasks.restore({"epoch": epoch, "position": position})
     found: list[tuple[int, Task]] = []
@@ -111,6 +112,7 @@ def _set_aside(path: Path) -> Path:
     """Rename a damaged checkpoint, in the place of one that was damaged before."""
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
+    # The new name does not begin with `PREFIX`, so `newest_first` passes the folder over.
     path.rename(aside)
     return aside
 
@@ -149,4 +151,5 @@ def parse_checkpoint(progress: str, config: str) -> tuple[Progress, dict[str, An
 
 def newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first, complete or not."""
+    # Steps are padded with zeros, so the order of the names is that of the steps.
     return sorted(folder.glob(f"{PREFIX}*"), reverse=True)

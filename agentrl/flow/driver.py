@@ -107,6 +107,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 async def _run_loops(run: RunState, stop: StopRequest, report: StallReport | None) -> None:
     view, groups, weights, steps, pool = run.view, run.groups, run.weights, run.steps, run.pool
+    # Engines start with the initial model; a resumed run's first groups need the weights of its checkpoint.
     if weights.version:
         view.observer.on_stage(f"publishing version {weights.version}")
         await pool.publish(await steps.learner.export_weights(weights.version))

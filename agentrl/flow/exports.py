@@ -43,6 +43,7 @@ class JointLearner(GuardedLearner):
 
     async def again(self, version: int, members: Membership) -> WeightUpdate:
         """Send again in the publication that is under way, to other members."""
+        # Without `undisturbed`, which would wait for the end of the very publication that asks.
         return await self._learner.export_weights(version, members)
 
     @asynccontextmanager
@@ -58,6 +59,7 @@ class JointLearner(GuardedLearner):
     @asynccontextmanager
     async def undisturbed(self) -> AsyncIterator[None]:
         """Wait for the end of the publication that is under way."""
+        # In this order: before a publication ends, a new engine may take weights through `alone`, which needs the lock.
         await self._ended.wait()
         async with self._busy:
             yield

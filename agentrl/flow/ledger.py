@@ -50,6 +50,7 @@ class Ledger:
         """Begin with the closed accounts of an earlier part of the run."""
         self._forked = forked
         self._trained, self._filtered, self._dropped = trained, Counter(filtered), Counter(dropped)
+        # Groups that were open are not counted here: they are submitted again, under their old ids.
         self._submitted = trained + self._filtered.total() + self._dropped.total()
 
     @property
@@ -162,6 +163,7 @@ class Health:
             NothingToTrainError: If next to none of the latest groups passed.
         """
         self._verdicts.append(reason)
+        # A group that passed never lowers the number of those that passed in the window, so only the others are judged.
         if reason is None or len(self._verdicts) < self._settings.pass_window:
             return
         passed = sum(verdict is None for verdict in self._verdicts)

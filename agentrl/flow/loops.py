@@ -65,6 +65,7 @@ async def run_attempt(groups: Groups, pool: RolloutPool, view: View, group_reque
     group is not needed; then nothing is handed on.
     """
     group_id = group_request.group_id
+    # A stopped run goes on admitting groups for its accounts (`RunState.stop`), and runs none of them.
     if groups.stopped or not groups.queue.waits_for(group_id):
         groups.attempts.pop(group_id, None)
         return
@@ -112,6 +113,7 @@ async def collect(groups: Groups, view: View, spawn: Spawn) -> None:
             continue  # given up as an oversampled group between its end and now
         judged = _judge(groups, finished, min_members)
         view.waiting("collect", f"the callbacks about group {judged.group_id}")
+        # Callbacks come before the accounts, which may end the run because of this group.
         await view.observer.notify(judged)
         if groups.queue.waits_for(judged.group_id):  # else it was given up while a callback ran
             _carry_out(groups, view, spawn, finished, judged)
@@ -183,6 +185,7 @@ async def train_steps(steps: Steps, groups: Groups, weights: Publication, view: 
             await _checkpoint(steps, groups, view, saves)
         view.waiting("train", f"what runs beside the steps with version {steps.latest.step}, as its evaluation")
         await steps.hooked.until(steps.latest.step)
+        # From here on the run ends by itself, so a late request must not mark it as stopped.
         steps.over = True
         await _checkpoint(steps, groups, view, saves)
         view.waiting("train", "the last checkpoint to be complete")

@@ -297,4 +297,5 @@ def _cache(engines: Iterable[EngineStats]) -> dict[str, float]:
 
 
 def _before(old: EngineStats | None, new: EngineStats) -> EngineStats:
+    # A clock that went back is that of a replacement under the same name.
     return old if old is not None and old.clock_s <= new.clock_s else EngineStats()

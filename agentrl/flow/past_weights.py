@@ -43,5 +43,6 @@ class PastWeights:
                 await self._learner.save_model(str(temporary))
                 await asyncio.to_thread(replace_directory, temporary, target)
             finally:
+                # The learner may have written its moving average beside the model, and nobody plays against that.
                 for left in (temporary, temporary.with_name(f"{temporary.name}-ema")):
                     shutil.rmtree(left, ignore_errors=True)

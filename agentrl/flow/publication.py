@@ -45,6 +45,7 @@ async def load_together(
             await abandon(failed[0])
         answers = await asyncio.gather(*loads.values(), return_exceptions=True)
     finally:
+        # `asyncio.wait` leaves its tasks running when the call that waits is cancelled.
         for task in loads.values():
             task.cancel()
     return dict(zip(loads, answers, strict=True))

@@ -139,6 +139,7 @@ class Admissions:
 
     def progress(self, *, step: int, in_flight: set[int], **accounts: Any) -> Progress:
         """Return the progress of the run; `accounts` are the other attributes of `Progress`."""
+        # Open groups of an earlier part that are not admitted again yet are in no ledger, and must not be lost.
         is_open = in_flight | {group_id for group_id, _ in self._repeat}
         self._places = {group_id: place for group_id, place in self._places.items() if group_id in is_open}
         groups = tuple((group_id, *place) for group_id, place in self._places.items())
@@ -294,6 +295,7 @@ class GroupQueue:
             return Taken([], [])
         accepted = [group for group in self._window.values() if group is not None]
         first = {group.group_request.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
+        # The groups keep the order of admission, so that a batch does not depend on which of them finished first.
         taken = Taken([group for group in accepted if group.group_request.group_id in first], [i for i in self._window if i not in first])
         self._window, self._accepted = {}, 0
         self._fill_window()

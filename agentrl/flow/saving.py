@@ -40,6 +40,7 @@ class Checkpoints:
     def __init__(
         self, run_dir: Path, learner: Learner, *, every: int, num_steps: int, keep: int, config: str, uploads: Uploads | None = None
     ) -> None:
+        # Absolute, because user code may change the working directory while the run goes on.
         self._folder, self._learner, self._config = (run_dir / FOLDER).absolute(), learner, config
         self._every, self._num_steps, self._keep, self._uploads = every, num_steps, keep, uploads
         self._tidying = threading.Lock()  # held while old directories are removed, which two threads may do
@@ -101,6 +102,7 @@ class Checkpoints:
             raise CheckpointError(f"{target} cannot be written: {full_text(self._folder, needed)} ({said})")
 
     def _begin(self, target: Path) -> Path:
+        # `temporary_directory` removes what it finds half done, which `remove_old` may be removing on another thread.
         with self._tidying:
             return temporary_directory(target)
 

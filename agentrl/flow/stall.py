@@ -49,6 +49,7 @@ class StallReport:
             for request in late:
                 request.cancel()
             if late:
+                # A cancelled request needs a moment to end; one that does not end is left behind.
                 await asyncio.wait(late, timeout=1.0)
         return {name: _answer(request, self._timeout_s) for name, request in asked.items()}
 

@@ -85,6 +85,7 @@ class View:
         self.observer, self.clock = observer, clock
         self.board = WaitTracker(clock)
         self.meter = Meter(clock)
+        # The times of a resumed run go on where those of its earlier part ended.
         self.meter.start_s -= elapsed_s
 
     def waiting(self, loop: str, what: str) -> None:
@@ -169,6 +170,7 @@ class Publication:
 
     def __init__(self, version: int) -> None:
         self.live = AwaitableCounter(version)  # version of every worker's weights; publish
+        # One place is enough for `send_nowait`, because `idle` lets only one exported version be under way.
         self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)
         self.idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
 
@@ -234,6 +236,7 @@ class RunState:
 
         Groups are still admitted until `train` ends, so that the accounts of the last step are those of a run that goes on.
         """
+        # Before the question whether the last step is done: the end of the run would wait for this work too.
         for apart in self.steps.apart:
             apart.cancel()
         if self.steps.over:

@@ -73,6 +73,7 @@ class TimeSharedLearner(GuardedLearner):
     async def serving(self, worker: RolloutWorker) -> AsyncIterator[None]:
         """Have the learner's weights on the GPUs for a new engine, which loads them within the block; only within `starting`."""
         await self._pool.sleep(KEPT)
+        # The pool does not reach this worker: it is in no slot that is in use yet.
         await worker.sleep(KEPT)
         await self._learner.reload()
         await self._learner.offload(keep_weights=True)
@@ -81,6 +82,7 @@ class TimeSharedLearner(GuardedLearner):
             yield
         finally:
             await self._learner.offload(keep_weights=False)
+            # A worker that took the weights is in its slot by now, so that the pool wakes it with the others.
             await self._pool.wake("weights", "kv_cache")
 
     @asynccontextmanager

@@ -81,7 +81,9 @@ class Uploads:
                 await self._copy(self._current)
             finally:
                 self._current = None
+                # Wakes `finish`, which waits until nothing is held any more.
                 self._changed.set()
+            # What cannot be tidied up now is tried again after the next copy.
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(after)
 
@@ -114,6 +116,7 @@ class Uploads:
             self._failures += 1
             self._warn(f"the checkpoint of step {step_of(path)} was not copied to {self.address}: {self._problem}")
         else:
+            # A later copy makes good for those that failed before: only the last one decides how the run ends.
             self._problem = ""
             self._step, self._seconds, self._bytes = float(step_of(path)), time.monotonic() - begin, float(size)
 
@@ -139,8 +142,10 @@ async def send_copy(path: Path, address: str, learner: Learner, keep: int) -> in
     """
     files, target = read_manifest(path), f"{address}/{path.name}"
     size = 0
+    # A run that is resumed offers its last checkpoint again, which may have arrived already.
     if await on_thread(manifest_at, target) != files:
         size += sum(await learner.map_files(put_files, learner_files(files), str(path), target))
+        # Not `asyncio.to_thread`, whose threads are waited for at exit: a transfer that hangs would keep the process alive.
         size += await on_thread(put_files, {name: entry for name, entry in files.items() if is_own(name)}, path, target)
         await on_thread(put_text, target, MANIFEST, manifest_text(files))
     await on_thread(_remove_old, address, keep)

@@ -104,6 +104,7 @@ class WorkerSlot:
     def lose(self, reason: str, state: WorkerState) -> None:
         """Give it no more work, and take back what it has."""
         self.state, self.reason = state, reason
+        # Expired, not cancelled: so `run_group` tells a lost worker from the end of the run, and runs the group again.
         for group in self.groups:
             if not group.expired():
                 group.reschedule(asyncio.get_running_loop().time())
@@ -123,6 +124,7 @@ class WorkerSlot:
         """Ask for the worker's counters; why it is lost, `None` if it is not."""
         asked = asyncio.ensure_future(self.worker.stats())
         try:
+            # No deadline yet: the answer of a slow worker is still waited for, while it is asked where user code blocks it.
             await asyncio.wait({asked}, timeout=supervision.slow_s)
             if not asked.done():
                 await self._look_for_block(supervision)
@@ -180,6 +182,7 @@ class LeastLoaded:
         if self._listed[number] != slot.live_episodes:
             self._listed[number] = slot.live_episodes
             heapq.heappush(self._heap, (slot.live_episodes, number))
+            # Outdated entries stay until they reach the top, so the heap grows with every change of a load.
             if len(self._heap) > 4 * len(self._slots) + 64:
                 self._rebuild()
 

@@ -26,6 +26,7 @@ def gpu_bytes(device: Literal["auto", "cpu", "cuda"] = "auto") -> float:
     """Return the memory of the smallest GPU of this machine, as ``nvidia-smi`` reports it; 0 if none is used or can be asked."""
     if not num_gpus(device):
         return 0.0
+    # PyTorch would know it too, but is not imported before a run starts.
     words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout

@@ -161,6 +161,7 @@ class RunPlan:
         path = absolute_path(run.run_dir or "")
         resumed = resumed_run_dir(self.settings) is not None
         flag = "--resume" if run.resume not in ("", AUTO) else "--run-dir"
+        # A directory that nobody named gets a number where another run has taken its name meanwhile.
         with held_directory(path, flag) if resumed or "run_dir" in self.sources else held_new_directory(path) as path:
             if not resumed:
                 check_free(path)  # another run may have ended there since

@@ -34,4 +34,5 @@ def _adopt_slurm() -> None:
     """Take the rank from what ``srun`` says, where a job script has set the address of the first rank."""
     if "MASTER_ADDR" in os.environ and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
         os.environ.update({ours: os.environ[theirs] for theirs, ours in SLURM.items() if theirs in os.environ})
+        # The port that torchrun takes by default.
         os.environ.setdefault("MASTER_PORT", "29500")

@@ -70,6 +70,7 @@ def saved_settings(run_dir: str) -> Path:
         ConfigError: If the directory holds no run.
     """
     if (copy := _copy_at(run_dir)) is not None:
+        # The caller reads the file later, so that its folder stays until the process ends.
         folder = tempfile.mkdtemp(prefix="agentrl-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         get_files({CONFIG: copy.files[CONFIG]}, copy.address, folder)
@@ -161,6 +162,7 @@ def _newest(config: TrainConfig) -> tuple[ResumePoint, Mapping[str, Any]]:
             raise ConfigError("--checkpoint-upload", upload, "already holds the checkpoints of a run", remedy)
         return ResumePoint(Progress()), {}
     path = latest_checkpoint(run_dir)
+    # Of two at the same step the one in the run's directory is taken, which need not be fetched.
     if path is not None and (copy is None or copy.step <= step_of(path)):
         progress, saved = read_checkpoint(path)
         return ResumePoint(progress, path), saved

@@ -168,6 +168,7 @@ def check_unchanged(config: TuneConfig) -> None:
     """
     path = Path(config.run.run_dir or "") / "config.json"
     saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    # The other schedules spread over all steps of a run, so that another number of them would change the learning rates.
     fixed = () if config.optim.lr_schedule == "constant" else ("num_steps", "num_epochs")
     if saved and (others := differences(saved, config, fixed)):
         problem = "cannot go on, because it would be another run with " + ", ".join(others)

@@ -49,6 +49,7 @@ def with_learning_rate(method: Method, config: TuneConfig) -> TuneConfig:
     size = LARGE if shape is None else shape.parameters
     rate = method.learning_rates[(size >= MEDIUM) + (size >= LARGE)]
     factor = ADAPTER_FACTOR if config.lora.lora_rank and size >= MEDIUM else 2 if config.lora.lora_rank else 1
+    # Rounded, so that nobody reads the error of a binary product in the settings.
     return changed(config, learning_rate=round(rate * factor, 12))
 
 

@@ -182,6 +182,7 @@ class UserCallbacks:
             return {}
         added: dict[str, float] = {}
         failures: list[CallbackError] = []
+        # Several loops of a run tell of events, and callbacks are told of one at a time.
         async with self._lock:
             for each in self._all:
                 try:

@@ -44,6 +44,7 @@ def card(config: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any], st
     """
     settings = {name: value for section in config.values() for name, value in section.items()}
     base, adapter = str(settings["model"]), bool(settings["lora_rank"])
+    # Model hubs look this name up, and a directory of this machine is no name there.
     named = base.count("/") == 1 and not Path(base).exists() and not base.startswith((".", "/", "~"))
     front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
     front |= {"base_model": base} if named else {}

@@ -212,6 +212,7 @@ class LineDisplay(Display):
         self._write(time + ("\n" + " " * len(time)).join(lines))
 
     def _write(self, line: str) -> None:
+        # In a terminal of another encoding a character becomes a question mark; the error would end the run.
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
         self._stream.flush()

@@ -199,6 +199,7 @@ class IndexWriter:
         self._end = records.stat().st_size if records.exists() else 0
         if self._end and not self._is_whole(records):
             write_index(records, scan_records(records))
+        # An index without records belongs to a file that is gone.
         elif not self._end:
             index_path(records).unlink(missing_ok=True)
         self._lines, self._behind = JsonLines(index_path(records)), False

@@ -79,6 +79,7 @@ class StepRecorder(Callback):
     def on_step_end(self, event: StepEnd) -> None:
         """Write the line of the step."""
         line: dict[str, Any] = {"step": event.step, "groups": list(event.groups), "spare": list(event.oversampled)}
+        # The run's clock does not begin in 1970; both clocks are read at the same moment.
         offset = self._clock() - event.times.get("now_s", 0.0)
         line |= {name: round(offset + seconds, 4) for name, seconds in event.times.items() if name != "now_s"}
         if self._evaluation is not None:

@@ -47,6 +47,7 @@ def episode_text(record: Mapping[str, Any]) -> str:
     for turn in record["turns"]:
         for name, text in (("read", turn["prompt_text"]), ("wrote", turn["text"])):
             shown = text if len(text) <= MAX_TEXT else f"… {text[-MAX_TEXT:]}"
+            # Indented, so that Markdown shows the text as it is, whatever marks are in it.
             lines += ["", f"{name}:", "", *(f"    {line}" for line in shown.split("\n"))]
     return "\n".join(lines)
 

@@ -158,6 +158,7 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
     """
     try:
         with complete_file(path) as partial:
+            # Through `encode`, which makes `null` of numbers that are not finite; `json.dumps` would write NaN, which is no JSON.
             partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {write_problem(error, path)}") from error

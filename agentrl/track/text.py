@@ -63,6 +63,7 @@ def duration(seconds: float) -> str:
     """Seconds as ``8.4 s``, ``3m 05s`` or ``2h 07m``; ``?`` if not finite."""
     if not math.isfinite(seconds):
         return "?"
+    # From here on one decimal would be rounded to 60.0 s.
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -74,6 +75,7 @@ def count(number: float) -> str:
     if not math.isfinite(number):
         return "?"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # Three digits of 999.5k would be 1e+03k.
         if abs(number) >= size * 0.9995:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
@@ -111,6 +113,7 @@ class Screen:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         if not self.console.is_terminal:
+            # Without a terminal rich takes 80 columns.
             self.console.width = PIPE_WIDTH
 
     @property

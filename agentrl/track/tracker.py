@@ -229,6 +229,7 @@ class RunTracker:
             StorageError: If a file cannot be written.
         """
         if isinstance(event, StepEnd):
+            # The callbacks of the user come first here, because what they add belongs to the row that the built-in ones write.
             added = await self._users.tell(event)
             self._tell_builtin(event)
             event = MetricsRow(step=event.step, metrics={**event.metrics, **added})
@@ -280,6 +281,7 @@ class RunTracker:
     async def _end(self, event: RunEnd) -> None:
         """Tell of the end, the display first; all are told, also when one fails."""
         try:
+            # The stack calls in reverse order, so that the display gives the terminal back before files are closed.
             with ExitStack() as stack:
                 for callback in self._builtin:
                     stack.callback(callback.on_run_end, event)

@@ -159,6 +159,7 @@ class SharedBuffers:
         if buffer is None:
             buffer = self._shared[storage.data_ptr()] = self._buffers
             self._buffers += 1
+            # The bucket may be a part of its buffer; the reader maps the whole buffer once, and finds each bucket by its offset.
             whole = torch.empty(0, dtype=torch.uint8, device=bucket.device).set_(storage)
             self._store.set(f"buffer/{buffer}", self._handles.share(whole))
         _synchronize(self._device)  # the copies into the buffer
@@ -173,6 +174,7 @@ class SharedBuffers:
         if buffer not in self._opened:
             self._opened[buffer] = self._handles.open(self._store.get(f"buffer/{buffer}").decode(), self._device)
         into.copy_(self._opened[buffer][start : start + size])
+        # The sender fills the buffer again as soon as it sees the key, so the copy has to be done by then.
         _synchronize(self._device)
         self._store.set(f"read/{number}", "yes")
 

@@ -98,6 +98,7 @@ class GroupSender:
                 self._given_up, group = reason, self._group
             if group is not None:
                 group.abandon(reason)
+        # The members' meeting and the transfer have a deadline each, so whatever takes longer than both hangs.
         if transfer.exception(2 * self._timeout_s + 30.0) is not None:
             self._leave()
         self._given_up = ""

@@ -48,6 +48,7 @@ def digest(part: Tensor, dtype: torch.dtype, *, row: int = 0, column: int = 0) -
     down = _factors(torch.arange(row, row + rows, device=part.device), 2)
     for start in range(0, rows, step):
         values = table[start : start + step]
+        # Adding 0.0 makes 0.0 of -0.0, which has other bits.
         values = values.to(dtype) + 0.0 if values.is_floating_point() else values
         bits = values.contiguous().view(getattr(torch, f"int{8 * values.element_size()}")).long()
         total += int(((bits * across).sum(1) * down[start : start + step]).sum())
@@ -56,9 +57,11 @@ def digest(part: Tensor, dtype: torch.dtype, *, row: int = 0, column: int = 0) -
 
 def _factors(places: Tensor, kind: int) -> Tensor:
     """Odd numbers that look like chance, by the mixing of splitmix64; products and sums of int64 wrap around."""
+    # PyTorch's `>>` keeps the sign, so this is not splitmix64 to the letter; learner and engine compute the same.
     mixed = (places * 2 + kind) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
     mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
+    # An odd factor loses no bit of a number modulo 2^64.
     return (mixed ^ (mixed >> 31)) | 1
 
 

@@ -79,6 +79,7 @@ class Group:
             self._check()
             self.channel.end()
         except Exception as error:
+            # Once the group is given up, whatever fails in the block is a consequence of that.
             mine = not self.reason and not isinstance(error, TransferAbandonedError)
             self.abandon(f"{type(error).__name__}: {error}")
             if mine:
@@ -108,6 +109,7 @@ class Group:
     def abandon(self, reason: str) -> None:
         """Give the group up, and tell all members; from any thread."""
         self.reason = self.reason or reason
+        # The store may be gone with the first member; the channel is aborted in any case.
         with contextlib.suppress(Exception):
             self._store.set(_ABANDONED, self.reason)
         self.channel.abort()
@@ -150,6 +152,7 @@ def host(
     def found() -> str:
         return given_up() or _given_up(store)
 
+    # Adding 0 reads the counter; `get` would wait for a key that nobody has set yet.
     _wait(lambda: store.add(_ARRIVED, 0) >= others, found, timeout_s, f"{others} workers of engines did not arrive")
     store.set(_COMPLETE, "yes")
     return Group(store, _connected(connect, store, 0, size, device, timeout_s), size)

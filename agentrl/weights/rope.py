@@ -48,6 +48,7 @@ def _fix(module: Any, layer: str | None, context: int, flag: str) -> None:
         why = f"the dynamic RoPE of this model changes with the length of a text beyond {own} tokens"
         raise ConfigError(flag, context, why, f"Use at most {own}.")
     _run(module, layer, [max(context, 1) - 1])
+    # transformers recomputes the frequencies of the other types in each call, and leaves those of this type alone.
     if layer is None:
         module.rope_type = "default"
     else:

@@ -57,6 +57,7 @@ class Routers:
                 raise ValueError(f"the routers of {name} are not one for each layer")
             self._places.add(int(found[1]))
             own: Any = module
+            # Replaced and not hooked: the mode has to end with the pass, also when that raises.
             own.forward = functools.partial(self._forward, module.forward, int(found[1]))
         if not self._places:
             raise ValueError(f"transformers does not say which modules of {name} are its routers")

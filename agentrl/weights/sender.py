@@ -141,6 +141,7 @@ class AdapterSender(SharedMemorySender):
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
         directory = self._prepared()
         self._count += 1
+        # With `kept` 1 the bound would be 0, which is an empty slice: `None` takes all.
         for old in sorted(directory.glob("adapter-*"))[: -self._kept + 1 or None]:
             if old != self._held_target:
                 shutil.rmtree(old)

@@ -95,6 +95,7 @@ def twin_reads_images(config: Any) -> bool:
 
 
 def _frozen(config: Any, kind: Any) -> Any:
+    # `build_twin` sets the global seed of PyTorch, and the later draws of the run on the CPU must not change by that.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         made = build_twin(config, kind).eval().requires_grad_(False)
         fix_rope(made, POSITIONS)
@@ -115,6 +116,7 @@ def build_twin(config: Any, kind: Any = None, *, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     kind = kind or model_class(config)
     with quiet_transformers():
+        # Counted before any memory is taken: a configuration that is not understood may keep billions of parameters.
         with torch.device("meta"):
             size = parameters_of(kind._from_config(config, attn_implementation="eager"))
         if size > LARGEST:
@@ -129,6 +131,7 @@ def build_twin(config: Any, kind: Any = None, *, seed: int = 0) -> Any:
                 scale = 1.0 if parameter is embedding and not getattr(config, "tie_word_embeddings", True) else STD
                 parameter.normal_(0.0, scale, generator=generator)
             elif name.rpartition(".")[2] in ("bias", "sinks", "weight"):
+                # Fresh norms are 1 and fresh biases 0, so code that leaves one of them out would not be noticed.
                 parameter.add_(torch.empty_like(parameter).normal_(0.0, STD, generator=generator))
     return model
 

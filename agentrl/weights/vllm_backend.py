@@ -105,6 +105,7 @@ class SharedMemoryTransfer(vllm_groups.Receiving, WeightTransferEngine[SharedMem
             ValueError: If a parameter of the model got no new value.
         """
         loaded = self.model.load_weights(_tensors(update_info.path))
+        # A model may not say what it has loaded; then only layers that are filled in part are noticed.
         missing = self._expected - loaded if loaded is not None else set()
         missing.update(_unfinished(self.model))
         if missing:
@@ -113,6 +114,7 @@ class SharedMemoryTransfer(vllm_groups.Receiving, WeightTransferEngine[SharedMem
     def finish_weight_update(self) -> None:
         """Leave that state and repair what vLLM leaves stale."""
         finalize_layerwise_reload(self.model, self.model_config)
+        # In this order: repacking makes new functions, which are made independent of the batch afterwards.
         if self.device.type == "cpu":
             repack_lm_heads(self.model)
         if self._row_plans is not None:

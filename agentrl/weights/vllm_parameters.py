@@ -54,6 +54,7 @@ def worker_digests(model: Any, shapes: Mapping[str, Sequence[int]], dtype: torch
     """
     if getattr(model.config, "model_type", "") not in FAMILIES:
         return {}
+    # By the type itself, because the output layer's class inherits from the embedding's.
     embedding = next((f"{path}.weight" for path, layer in model.named_modules() if type(layer) is VocabParallelEmbedding), "")
     found: dict[str, list[Any]] = {}
     for part in _parts(model, shapes):
@@ -72,6 +73,7 @@ def _parts(model: Any, shapes: Mapping[str, Sequence[int]]) -> Iterator[Part]:
     for path, layer in model.named_modules():
         if isinstance(layer, VocabParallelEmbedding):
             indices = layer.shard_indices
+            # vLLM pads the vocabulary with rows that are in no checkpoint.
             weight = _weight(layer)[: indices.num_org_elements]
             yield Part(f"{path}.weight", weight, row=indices.org_vocab_start_index)
         elif isinstance(layer, LinearBase):
@@ -88,6 +90,7 @@ def _linear(layer: Any, names: Sequence[str], *, first: bool) -> Iterator[Part]:
     weight, bias = _weight(layer), getattr(layer, "bias", None)
     if isinstance(layer, RowParallelLinear):
         yield Part(f"{names[0]}.weight", weight, column=layer.tp_rank * weight.shape[1])
+        # Every worker holds the whole bias of such a layer, and digests are added up.
         if bias is not None and first:
             yield Part(f"{names[0]}.bias", bias)
         return

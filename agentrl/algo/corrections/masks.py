@@ -25,12 +25,14 @@ def opsm_keep(inputs: CorrectionInputs, delta: float) -> Tensor:
     Returns:
         False for the negative tokens of such sequences. # [A] bool
     """
+    # Against the policy that sampled: against the learner's own it would be 0 with one update per batch.
     drift = inputs.sequence_mean(inputs.behaviour - inputs.old)
     return ~((inputs.advantages < 0) & (drift > delta))
 
 
 def m2po_keep(inputs: CorrectionInputs, tau: float) -> Tensor:
     """Return the tokens that are left when the largest ``|log rho|`` are dropped until the mean square is at most `tau`. # [A] bool."""
+    # In float64: PyTorch would round the bound, a single number, to float32 to compare it with float32 numbers.
     return inputs.log_rho.abs().double() <= second_moment_threshold(inputs.log_rho, tau)
 
 

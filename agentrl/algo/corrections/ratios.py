@@ -74,10 +74,12 @@ def _by_ratio(inputs: CorrectionInputs, options: RatioOptions) -> tuple[Tensor, 
     unit = {"token": inputs.ratio, "seq": inputs.sequence_product, "geo": inputs.sequence_geometric_mean}[options.off_policy_level]()
     above, below = unit > high, unit < low
     if options.off_policy_mode == "truncate":
+        # Above only, because raising small weights adds bias and no stability.
         return unit.clamp(max=high), everything, above
     if options.off_policy_mode == "clip":
         return unit.clamp(low, high), everything, above | below
     if options.off_policy_level == "token":
         return rho, ~(above | below), ~everything
+    # A sequence that stays may still have a token with an extreme ratio.
     cap = high if options.off_policy_level == "seq" else GEO_TOKEN_CAP
     return rho.clamp(max=cap), ~(above | below), rho > cap

@@ -15,4 +15,5 @@ if TYPE_CHECKING:
 def rloo(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``r[i]`` minus the mean of the other members, ``(n r[i] - sum r) / (n - 1)`` (arXiv:2402.14740)."""
     rewards, size = inputs.clipped_rewards(options), inputs.group_size()
+    # In a group of one the numerator is 0, and the bound only prevents 0 / 0.
     return inputs.over_tokens((size * rewards - inputs.group_sum(rewards)) / (size - 1.0).clamp(min=1.0))

@@ -70,6 +70,7 @@ def random_in_covariance_range(inputs: LossInputs, options: ClipCovOptions) -> T
 
     share, (low, high) = covariance(inputs), options.clip_cov_range
     candidates = ((share > low) & (share < high)).nonzero()[:, 0]
+    # Drawn on the CPU and from the step's seed alone, so that the choice depends neither on the device nor on earlier draws.
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(inputs.seed)).to(candidates.device)
     return _marked(candidates[order[: _count(inputs, options)]], inputs)
 

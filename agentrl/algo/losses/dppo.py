@@ -54,6 +54,7 @@ def dppo_kl(inputs: LossInputs, options: DppoKlOptions) -> TokenLosses:
 
     ``q log(q / p) + (1 - q) log((1 - q) / (1 - p))``, the binary approximation of the KL divergence (arXiv:2602.04879).
     """
+    # A probability may be 1 in float32; the rest keeps the logarithm finite there.
     new, rest = inputs.new.detach(), 1e-8
     p, q = new.exp(), inputs.old.exp()
     divergence = q * (inputs.old - new) + (1.0 - q) * ((1.0 - q + rest) / (1.0 - p + rest)).log()

@@ -28,6 +28,7 @@ def ipo(inputs: LossInputs, options: IpoOptions) -> TokenLosses:
     The default of prime-rl, INTELLECT Policy Optimization; its squared term is that of Kimi K2.5 (arXiv:2602.02276).
     """
     moved = inputs.new.detach().exp() - inputs.old.exp()
+    # Whatever the sign of the advantage: a disagreement in an asynchronous run says that the token's ratio cannot be trusted.
     outside = (moved > options.eps_clip_high) | (moved < -options.eps_clip_low)
     per_token = (-inputs.ratio() * inputs.advantages).where(~outside, 0.0)
     if options.ipo_kl_coef:

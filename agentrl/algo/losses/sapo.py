@@ -15,6 +15,7 @@ class SapoOptions:
 
     sapo_tau_positive: Positive = 1.0
     """Speed at which the gradient of ``sapo`` fades as the ratio leaves 1, for a positive advantage."""
+    # Larger, because the gradients of failures are noisier.
     sapo_tau_negative: Positive = 1.05
     """The same for a negative advantage."""
 

@@ -96,6 +96,7 @@ def _quickest(plan: Plan, work: Workload, values: Values, kind: str, *, wider: b
 
 def _order(remedy: Remedy) -> tuple[bool, int, float, float, int]:
     """Return the place of a remedy among others: an optimizer in CPU memory and wider engines are for when nothing else helps."""
+    # Rounded, so that of settings that are as quick as each other those with the fewest changes come first.
     config, seconds = remedy.plan.config, (round(remedy.seconds, 3), round(remedy.work_s, 3))
     return config.learner.optimizer_offload, config.engine.tensor_parallel_size, *seconds, len(remedy.values)
 

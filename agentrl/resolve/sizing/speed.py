@@ -172,6 +172,7 @@ def decode_rate(config: TrainConfig, shape: ModelShape, engine: EnginePlan, card
     sequences = max(1.0, min(config.engine.max_num_seqs, episodes, engine.cache_tokens / context))
     weights = engine.weights
     if shape.experts:
+        # Expected share of the experts that at least one sequence goes to, if each sequence chooses by chance.
         apart = 1 - (1 - shape.experts_per_token / shape.experts) ** sequences
         experts = served_bytes(config, shape) * shape.expert_layers * shape.expert_block / shape.parameters / config.engine.gpus_per_engine
         weights -= experts * (1 - apart)
