@@ -113,7 +113,10 @@ TRAVELS = (
 """Beginnings of the environment variables that processes of a joined cluster are given too."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
-"""Parts of names of variables that stay here, because everybody who may look at a cluster may look at the variables of its actors."""
+"""Parts of names of variables that stay here, because everybody who may look at a cluster may look at the variables of its actors.
+
+The address of a proxy with a user in it stays as well.
+"""
 
 
 def traveling_environment(plan: ClusterPlan) -> dict[str, str]:
@@ -121,7 +124,7 @@ def traveling_environment(plan: ClusterPlan) -> dict[str, str]:
     own = {
         name: value
         for name, value in os.environ.items()
-        if (name.startswith(TRAVELS) or name in PROXIES) and not any(part in name.upper() for part in SECRET)
+        if (name.startswith(TRAVELS) or (name in PROXIES and "@" not in value)) and not any(part in name.upper() for part in SECRET)
     }
     return {**own, **actor_environment(plan)}
 

@@ -21,7 +21,7 @@ def check_files(flag: str, sources: Sequence[str]) -> None:
     for name in sources:
         path = Path(name).expanduser()
         # Any other name may be that of a data set on the hub, which is not asked here.
-        if name.endswith((".jsonl", ".json", ".ndjson", ".parquet")) and not path.exists():
+        if name.endswith((".jsonl", ".json", ".ndjson", ".parquet", ".csv")) and not path.exists():
             raise ConfigError(flag, name, "no such file", f"Looked for {path.absolute()}.")
 
 

@@ -43,14 +43,17 @@ def read_file(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
             data: Any = tomllib.loads(text)
-        elif path.suffix in (".yaml", ".yml", ".json"):
+        elif path.suffix == ".json":
+            # YAML's reader takes 1e-06 for a text.
+            data = json.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
             # `safe_load` makes no objects of Python of what a file says.
             data = yaml.safe_load(text)
         else:
             raise ConfigError("--config", str(path), f"unknown kind of file {path.suffix!r}", "Use .toml, .yaml or .json.")
     except OSError as error:
         raise ConfigError("--config", str(path), f"cannot be read: {error.strerror}", "Check the path.") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("--config", str(path), f"cannot be parsed: {error}", "Correct the file at this place.") from error
     if not isinstance(data, dict):
         raise ConfigError("--config", str(path), "holds no table of settings", "Write `key = value` lines, in [sections] if you like.")

@@ -29,11 +29,11 @@ from agentrl.core.operating_system import first_outgoing_port, nvidia_devices
 T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
+"""Address of this machine at which no other machine reaches it."""
 RARELY = (5_000, 5, 400)
 """Thresholds of a garbage collector that seldom looks at what has lived for long, and never at much else at once."""
 MANY_MODULES = 50
 """Modules whose objects are worth sparing."""
-"""Address of this machine at which no other machine reaches it."""
 
 
 def own_address() -> str:

@@ -113,7 +113,7 @@ def build_twin(config: Any, kind: Any = None, *, seed: int = 0) -> Any:
     Raises:
         ConfigError: If it has too many parameters, or transformers has no class for it.
     """
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # that of the CPU alone: `torch.manual_seed` would begin those of GPUs anew as well
     kind = kind or model_class(config)
     with quiet_transformers():
         # Counted before any memory is taken: a configuration that is not understood may keep billions of parameters.

@@ -115,6 +115,10 @@ def test_variables_that_matter_travel_and_secrets_stay(monkeypatch: pytest.Monke
     assert (found["NCCL_DEBUG"], found["HF_HOME"], found["OMP_NUM_THREADS"]) == ("INFO", "/models", "3")
     assert found["DS_ACCELERATOR"] == "cuda"  # the cluster's kind of device, not this machine's
     assert "EDITOR" not in found
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("HTTP_PROXY", "http://user:canary@proxy:3128")
+    found = traveling_environment(cluster_plan(TrainConfig(), "cuda"))
+    assert found["HTTPS_PROXY"] == "http://proxy:3128"
     assert "canary" not in found.values()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import aliases, expand_aliases
-from agentrl.config.mapping import from_mapping, to_json
+from agentrl.config.mapping import from_mapping, read_file, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError
@@ -126,6 +126,14 @@ def test_every_field_has_a_docstring_and_a_unique_name(capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     assert "[0.0005]" in text
     assert all(flag(name) in text for name in settings_of(TrainConfig.schema({})))
+
+
+def test_numbers_of_a_json_file_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"learning_rate": 1e-06, "agent": "\\ud83d\\ude00"}')
+    assert read_file(tmp_path / "a.json") == {"learning_rate": 1e-6, "agent": "\U0001f600"}
+    (tmp_path / "b.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be parsed"):
+        read_file(tmp_path / "b.json")
 
 
 def test_json_round_trip() -> None:
