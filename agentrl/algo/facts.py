@@ -6,10 +6,13 @@ function. Nothing here loads torch, so that a configuration can be checked witho
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 from agentrl.algo.advantages import AdvantageOptions, DiscountedOptions
@@ -278,6 +281,25 @@ def find(kind: Kind, name: str, built_in: Mapping[str, Callable[..., Any]]) -> C
         known = f"Choose one of {', '.join(built_in)}, or give file.py:name." if built_in else FORM
         raise ConfigError(kind.flag, name, "is not known", f"{suggest(name, built_in)} {known}".strip())
     return built_in[name]
+
+
+def found_in(package: str, folder: Iterable[str], first: str, *, hyphens: bool = False) -> Mapping[str, Any]:
+    """Return the functions with facts that the files of a package define, by their names there, file after file.
+
+    Args:
+        package: Name of the package.
+        folder: Its ``__path__``.
+        first: The name that comes first, as messages propose it.
+        hyphens: Write names with hyphens.
+    """
+    found: dict[str, Any] = {}
+    for each in sorted(pkgutil.iter_modules(folder), key=lambda each: each.name):
+        module = importlib.import_module(f"{package}.{each.name}")
+        for name, value in vars(module).items():
+            # A file may also import a function of another one.
+            if callable(value) and hasattr(value, _FACTS) and value.__module__ == module.__name__:
+                found[name.replace("_", "-") if hyphens else name] = value
+    return MappingProxyType({first: found.pop(first), **found})
 
 
 def facts_of(function: Callable[..., Any]) -> Any:

@@ -8,27 +8,14 @@ them. Diagnostics are the same for all. torch is imported when weights are compu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from agentrl.algo import facts
-from agentrl.algo.corrections import decoupled, icepop, m2po, none, opsm, seq_mask_tis, tis
 from agentrl.algo.corrections.ratios import RatioOptions
 from agentrl.algo.facts import CorrectionFacts
 from agentrl.algo.off_policy import OffPolicyCorrection
 
-CORRECTIONS: Mapping[str, OffPolicyCorrection] = MappingProxyType(
-    {
-        "tis": tis.tis,
-        "seq-tis": tis.seq_tis,
-        "icepop": icepop.icepop,
-        "seq-mask-tis": seq_mask_tis.seq_mask_tis,
-        "decoupled": decoupled.decoupled,
-        "opsm": opsm.opsm,
-        "m2po": m2po.m2po,
-        "none": none.none,
-    }
-)
+CORRECTIONS: Mapping[str, OffPolicyCorrection] = facts.found_in(__name__, __path__, "tis", hyphens=True)
 """The built-in corrections by name."""
 
 

@@ -20,47 +20,12 @@ torch is imported when advantages are computed, so that a configuration can be c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from agentrl.algo import facts
 from agentrl.algo.advantages import Estimator
-from agentrl.algo.estimators import (
-    batch_std,
-    distillation,
-    dr_grpo,
-    gae,
-    gdpo,
-    gigpo,
-    group_norm,
-    opo,
-    pass_at_k,
-    reinforce,
-    remax,
-    rloo,
-    turn_norm,
-)
 from agentrl.algo.facts import EstimatorFacts
 
-ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
-    {
-        "gae": gae.gae,
-        "reinforce": reinforce.reinforce,
-        "reinforce_baseline": reinforce.reinforce_baseline,
-        "rloo": rloo.rloo,
-        "group_norm": group_norm.group_norm,
-        "grpo": group_norm.group_norm,
-        "dr_grpo": dr_grpo.dr_grpo,
-        "turn_gae": gae.turn_gae,
-        "turn_norm": turn_norm.turn_norm,
-        "opo": opo.opo,
-        "batch_std": batch_std.batch_std,
-        "pass_at_k": pass_at_k.pass_at_k,
-        "gdpo": gdpo.gdpo,
-        "gigpo": gigpo.gigpo,
-        "remax": remax.remax,
-        "distillation": distillation.distillation,
-    }
-)
+ESTIMATORS: Mapping[str, Estimator] = facts.found_in(__name__, __path__, "group_norm")
 """The built-in estimators by name."""
 
 

@@ -15,3 +15,7 @@ if TYPE_CHECKING:
 def group_norm(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``(r[i] - mean(r)) / (std(r) + 1e-9)`` with the group's unbiased standard deviation: GRPO (arXiv:2402.03300); see `standardised`."""
     return inputs.over_tokens(inputs.group_normalised(inputs.clipped_rewards(options), options))
+
+
+grpo = group_norm
+"""Another name of it."""

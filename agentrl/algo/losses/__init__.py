@@ -9,28 +9,12 @@ afterwards and are the same for all of them. torch is imported when a loss is co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from agentrl.algo import facts
 from agentrl.algo.facts import LossFacts
-from agentrl.algo.losses import cispo, covariance, dppo, gmpo, gspo, ipo, ppo, reinforce, sapo
 from agentrl.algo.token_losses import PolicyLoss
 
-POLICY_LOSSES: Mapping[str, PolicyLoss] = MappingProxyType(
-    {
-        "ppo": ppo.ppo,
-        "gspo": gspo.gspo,
-        "cispo": cispo.cispo,
-        "reinforce": reinforce.reinforce,
-        "dppo_tv": dppo.dppo_tv,
-        "dppo_kl": dppo.dppo_kl,
-        "ipo": ipo.ipo,
-        "sapo": sapo.sapo,
-        "gmpo": gmpo.gmpo,
-        "clip_cov": covariance.clip_cov,
-        "kl_cov": covariance.kl_cov,
-    }
-)
+POLICY_LOSSES: Mapping[str, PolicyLoss] = facts.found_in(__name__, __path__, "ppo")
 """The built-in losses by name."""
 
 

@@ -17,7 +17,7 @@ from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.estimators.gdpo import GdpoOptions
 from agentrl.algo.estimators.gigpo import GigpoOptions
 from agentrl.algo.estimators.pass_at_k import PassAtKOptions
-from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts
+from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts, found_in
 from agentrl.algo.filters import dynamic_filter, find_filter
 from agentrl.algo.losses import POLICY_LOSSES, find_loss, loss_facts
 from agentrl.algo.losses.covariance import ClipCovOptions, KlCovOptions, high_covariance, random_in_covariance_range
@@ -171,8 +171,20 @@ def test_what_is_no_estimator_is_refused(tmp_path: Path, text: str, problem: str
     assert remedy in caught.value.remedy
 
 
+def test_a_file_is_all_that_a_built_in_algorithm_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "some_losses"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    head = "from agentrl.algo.facts import policy_loss\n"
+    (package / "plain.py").write_text(f"{head}@policy_loss\ndef the_plain(inputs, options): ...\n")
+    (package / "also.py").write_text("from some_losses.plain import the_plain\ndef no_loss(inputs): ...\nalso = the_plain\n")
+    (package / "ours.py").write_text(f"{head}@policy_loss\ndef ours(inputs, options): ...\nshort = ours\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(found_in("some_losses", [str(package)], "the-plain", hyphens=True)) == ["the-plain", "ours", "short"]
+
+
 def test_a_misspelt_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"--policy-loss = 'pppo': is not known. Did you mean ppo\? Choose one of ppo, gspo"):
+    with pytest.raises(ConfigError, match=r"--policy-loss = 'pppo': is not known. Did you mean ppo\? Choose one of ppo, cispo"):
         find_loss("pppo")
 
 
