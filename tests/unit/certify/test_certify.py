@@ -143,7 +143,7 @@ def test_errors_of_merge_and_engine_are_found(monkeypatch: pytest.MonkeyPatch) -
         return tokens, [logprob + 0.01 for logprob in logprobs]
 
     monkeypatch.setattr(batcher, "sample", shifted)
-    monkeypatch.setattr(lora, "_merged", lambda layer, weight: weight)
+    monkeypatch.setattr(lora, "_merged", lambda layer, weight, parameters: weight)
     found = certify("llama", CONFIG_MAPPING["llama"]())
     assert [each.name for each in found.wrong] == ["LoRA and its merge", "transformers"]
     assert found.wrong[1].logprob == pytest.approx(0.01, abs=1e-4)

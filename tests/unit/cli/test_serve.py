@@ -21,6 +21,7 @@ from agentrl.cli.main import main
 from agentrl.config.evaluate import ServeConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.resolve.parts import cluster_plan
 from agentrl.rollout.endpoint.answers import Parts, Settled
 from agentrl.rollout.plan import EndpointConfig
 
@@ -44,7 +45,8 @@ class Screen:
 @asynccontextmanager
 async def served(screen: Screen, port: int = 0, config: ServeConfig | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server that is cancelled at the end."""
-    task = asyncio.create_task(serve(changed(config or ServeConfig(), endpoint_port=port, engine="none"), screen))
+    plan = cluster_plan(changed(config or ServeConfig(), endpoint_port=port, engine="none"))
+    task = asyncio.create_task(serve(plan, "tiny", screen))
     ready = asyncio.create_task(screen.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
