@@ -27,7 +27,7 @@ from agentrl.cli import (
     serve_sandboxes,
     view,
 )
-from agentrl.config.certify import CERTIFY
+from agentrl.cli.certify import CERTIFY
 from agentrl.config.iterate import load_iterate
 from agentrl.config.load import Command, read_flags
 from agentrl.config.methods import METHODS

@@ -257,9 +257,9 @@ def _tools(recording: Recording) -> Iterator[AbstractContextManager[Any]]:
     yield patch("agentrl.api.serving.make_codec", lambda tokenizer, settings, ends: None)
     yield patch("agentrl.api.serving.let_see", lambda codec, model, images: None)
     yield patch("agentrl.api.serving.fit_parser", lambda codec, endpoint, parser: None)
-    yield patch("agentrl.api.reward_serving.RewardModel", RewardModel)
-    yield patch("agentrl.api.reward_serving.BatchedScorer", recording_class(BatchedScorer, recording))
-    yield patch("agentrl.api.reward_serving.LoopbackServer", Server)
+    yield patch("agentrl.cli.serve_reward_model.RewardModel", RewardModel)
+    yield patch("agentrl.cli.serve_reward_model.BatchedScorer", recording_class(BatchedScorer, recording))
+    yield patch("agentrl.cli.serve_reward_model.LoopbackServer", Server)
 
 
 @contextmanager

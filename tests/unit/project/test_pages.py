@@ -100,7 +100,7 @@ def flags() -> set[str]:
         "agentrl.config.tune",
         "agentrl.config.evaluate",
         "agentrl.check.findings",
-        "agentrl.config.certify",
+        "agentrl.cli.certify",
         "agentrl.config.iterate",
     }:
         for value in vars(importlib.import_module(module)).values():

@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from agentrl.cli.main import main
+from agentrl.cli.serve_sandboxes import ServeSandboxesArgs, serving_key
 from agentrl.cluster.plan import RunConfig
 from agentrl.config.rules import ISOLATION_RULES
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.config.serving import SandboxServing, serving_key
 from agentrl.core.errors import ConfigError, SandboxError
 from agentrl.core.serving import LoopbackServer
 from agentrl.env.sandbox import protocol, server
@@ -236,14 +236,14 @@ async def test_without_the_key_nothing_is_answered(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_server_that_others_reach_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert serving_key(SandboxServing(host="0.0.0.0")) == KEY
+    assert serving_key(ServeSandboxesArgs(host="0.0.0.0")) == KEY
     monkeypatch.setenv("AGENTRL_SANDBOX_KEY", "short")
     with pytest.raises(ConfigError, match="too short"):
-        serving_key(SandboxServing())
+        serving_key(ServeSandboxesArgs())
     monkeypatch.delenv("AGENTRL_SANDBOX_KEY")
-    assert len(serving_key(SandboxServing())) >= 24
+    assert len(serving_key(ServeSandboxesArgs())) >= 24
     with pytest.raises(ConfigError, match="without a key"):
-        serving_key(SandboxServing(host="0.0.0.0"))
+        serving_key(ServeSandboxesArgs(host="0.0.0.0"))
     assert main(["serve-sandboxes", "--host", "0.0.0.0", "--sandbox", "none"]) == 2
 
 
