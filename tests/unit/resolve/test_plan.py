@@ -129,3 +129,19 @@ def test_steps_say_what_they_changed() -> None:
     assert steps.rewrite(changed(settings, model="/elsewhere")).sources == steps.sources
     options = changed(settings, eps_clip_low=0.1)
     assert list(names_that_differ(settings, options)) == ["eps_clip_low"]
+
+
+def test_a_shared_gpu_is_divided_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 1)
+    plan = plan_of()
+    assert plan.settings.weights.colocate
+    assert plan.settings.weights.learner_memory_gib > 0
+    assert plan.sources["learner_memory_gib"] == "machine"
+
+
+def test_a_directory_in_which_a_run_ended_meanwhile_is_refused(tmp_path: Path) -> None:
+    plan = plan_of("--run-dir", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match="already holds a run"), plan.in_directory():
+        pass
