@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import model_path, tiny_model_path
 from agentrl.check.findings import CheckConfig, CheckOptions, CheckSettings, Finding, Report, Rule, Severity, by_severity
 from agentrl.check.report import policy_rows, summary_text
 from agentrl.check.supervise import GIVEN, check, command
@@ -176,7 +176,7 @@ async def rehearse(settings: CheckSettings, task: Task) -> str:
 
 def _with_model(settings: CheckSettings) -> CheckSettings:
     """Return the settings with the bundled model if none is named, and with its context length if none is given."""
-    model = settings.model.model or str(tiny_model_path())
+    model = model_path(settings.model.model)
     if Path(model).exists() and not Path(model).is_dir():
         raise ConfigError("--model", model, "is a file", "Give the directory of a model.")
     length = settings.engine.max_model_len or min(context_length(model) or CPU_CONTEXT, CPU_CONTEXT)

@@ -18,6 +18,7 @@ from agentrl.api.checking import REHEARSAL, rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.rewinding import rewind_records
 from agentrl.api.scaling import answer_requests
+from agentrl.assets import model_path
 from agentrl.certify.before import refuse_wrong
 from agentrl.check.findings import CheckSettings
 from agentrl.cluster.processes import ClusterPlan
@@ -49,7 +50,7 @@ from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
-from agentrl.resolve.parts import check_model, model_path
+from agentrl.resolve.parts import check_model
 from agentrl.resolve.plan import RunPlan
 from agentrl.resolve.saved import ResumePoint, resume_point
 from agentrl.resolve.sizing.memory import saved_bytes
@@ -232,7 +233,7 @@ async def _start(plan: RunPlan, tasks: Sequence[Task], proof: asyncio.Task[None]
 async def _check_teachers(plan: RunPlan) -> None:
     """Refuse a teacher with another tokenizer than the model's."""
     config = plan.settings
-    trusted, model = config.model.trust_remote_code, model_path(config)
+    trusted, model = config.model.trust_remote_code, model_path(config.model.model)
     for spec in teacher_specs(config.algo.teacher):
         if spec.kind == "self":
             continue

@@ -26,3 +26,8 @@ def located_model(name: str) -> str:
 def environment_paths() -> dict[str, Path]:
     """Return the ready-made environments, by name; in the repository their folder is a link to ``envs/``."""
     return {path.stem: path for path in sorted(Path(__file__).with_name("envs").glob("*.py"))}
+
+
+def model_path(name: str) -> str:
+    """Return the directory or hub name of a model; the bundled one where none is named."""
+    return name or str(tiny_model_path())

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import model_path
 from agentrl.config.load import Command, load
 from agentrl.config.words import Word
 from agentrl.core.model_shape import local_config
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
     from agentrl.certify.templates import compare_template
     from agentrl.track.text import Screen
 
-    model = config.model.model or str(tiny_model_path())
+    model = model_path(config.model.model)
     settings = read_config(local_config(model) or Path(model).expanduser(), trust_remote_code=config.model.trust_remote_code)
     certificate = certify(model, settings, vllm=config.certify.vllm)
     folder = str(Path(model).parent if model.endswith(".json") else model)

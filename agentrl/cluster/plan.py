@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Alias, CountOrZero, NonNegative, Positive, ResumeMayChange
+from agentrl.engine.plan import EngineConfig
+from agentrl.rollout.plan import RewardConfig
 from agentrl.suites.registry import scheme_of
 
 FEWER_GPUS = """Lower --num-engines, --eval-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, \
@@ -40,6 +42,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "agent", observing(self.agent, self.observe))
+
+
+def gpus_of(engine: EngineConfig, reward: RewardConfig, *, eval_engines: int = 0, ranks: int = 0, colocated: bool = False) -> float:
+    """Return the GPUs that engines, learner ranks and reward models take where there are some."""
+    engines = 0 if colocated else (engine.num_engines + eval_engines) * engine.gpus_per_engine
+    return engines + ranks + len(reward.reward_model) * reward.reward_model_workers * reward.reward_model_gpus
 
 
 def observing(agent: str, observe: str) -> str:

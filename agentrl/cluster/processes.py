@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl.cluster.plan import RunConfig
+from agentrl.cluster.plan import RunConfig, gpus_of
 from agentrl.core.settings import files_renamed
 from agentrl.engine.reward_model_facts import RewardModelSettings
 from agentrl.engine.settings import Device, EngineSettings
@@ -77,9 +77,9 @@ class ClusterPlan:
     @property
     def needed_gpus(self) -> float:
         """GPUs that engines, learner ranks and reward models take where there are some."""
-        shared = self.num_ranks and self.weights.colocate
-        engines = 0 if shared else self.num_engines * self.engine.engine.gpus_per_engine
-        return engines + self.num_ranks + self.gpus_for_judges
+        colocated = self.num_ranks > 0 and self.weights.colocate
+        reward, ranks = self.episodes.reward, self.num_ranks
+        return gpus_of(self.engine.engine, reward, eval_engines=self.eval_engines, ranks=ranks, colocated=colocated)
 
     @property
     def num_front_ends(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agentrl.cluster.plan import FEWER_GPUS
+from agentrl.cluster.plan import FEWER_GPUS, gpus_of
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
@@ -96,10 +96,10 @@ def _core_has_its_place(config: PlaySettings) -> None:
 
 def needed_gpus(config: PlaySettings) -> float:
     """Return the GPUs that engines, learner ranks and reward models take where there are some."""
-    engines, ranks, reward = num_engines(config) * config.engine.gpus_per_engine, 0, config.reward
-    if isinstance(config, TrainConfig):
-        ranks, engines = config.learner.num_learners, 0 if config.weights.colocate else engines
-    return engines + ranks + len(reward.reward_model) * reward.reward_model_workers * reward.reward_model_gpus
+    if not isinstance(config, TrainConfig):
+        return gpus_of(config.engine, config.reward)
+    ranks, eval_engines, colocated = config.learner.num_learners, config.training.eval_engines, config.weights.colocate
+    return gpus_of(config.engine, config.reward, eval_engines=eval_engines, ranks=ranks, colocated=colocated)
 
 
 def share_only_gpu(config: TrainConfig) -> TrainConfig:

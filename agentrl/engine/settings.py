@@ -116,10 +116,8 @@ class EngineSettings:
 
     @property
     def dtype(self) -> str:
-        """Data type of the weights; ``auto`` is float32 on CPU and bfloat16 on CUDA."""
-        if self.engine.engine_dtype != "auto":
-            return self.engine.engine_dtype
-        return "float32" if self.device == "cpu" else "bfloat16"
+        """Data type of the weights."""
+        return self.engine.dtype(self.device)
 
     def at(self, index: int) -> EngineSettings:
         """Return the settings of the engine of another number."""

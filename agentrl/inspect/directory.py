@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import model_path, tiny_model_path
 from agentrl.config.mapping import COMMAND, read_saved
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
@@ -109,7 +109,7 @@ class RunDirectory:
 
     def tokenizer_path(self, model: str) -> str:
         """Return the directory or hub name of the run's tokenizer: that of its initial `model`, else of its saved model."""
-        path, saved = model or str(tiny_model_path()), self.path / "model"
+        path, saved = model_path(model), self.path / "model"
         # A name on the hub has one slash at most; more of them are a path.
         local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
         return str(saved) if local and not Path(path).expanduser().is_dir() and saved.is_dir() else path

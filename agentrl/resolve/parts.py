@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.plan import bootstraps, has_ratios
 from agentrl.algo.teacher_specs import TeachingSettings, served_teachers
-from agentrl.assets import tiny_model_path
+from agentrl.assets import model_path
 from agentrl.cluster.build import device, load_environment
 from agentrl.cluster.processes import ClusterPlan
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
+from agentrl.config.sections import sections_of
 from agentrl.core.annotations import FILE
 from agentrl.core.types import Task
 from agentrl.engine.adapters import SPARE_ADAPTERS
@@ -40,11 +42,6 @@ def device_of(config: PlaySettings) -> Device:
     if config.run.ray_address and config.run.runtime != "local":
         return "cpu" if config.run.device == "cpu" else "cuda"
     return device(config.run.device)
-
-
-def model_path(config: PlaySettings) -> str:
-    """Return the directory or hub name of the initial policy; the bundled model unless ``--model`` names one."""
-    return config.model.model or str(tiny_model_path())
 
 
 def temperature_of(config: PlaySettings) -> float:
@@ -77,17 +74,10 @@ def cluster_plan(config: PlaySettings, on: Device | None = None) -> ClusterPlan:
 
 def episode_plan(config: PlaySettings) -> EpisodePlan:
     """Return what the episodes of a command are played by."""
+    sections: dict[str, Any] = {name: getattr(config, name) for name in sections_of(EpisodePlan)}
+    sections["model"] = replace(config.model, model=model_path(config.model.model))
     plan = EpisodePlan(
-        model=replace(config.model, model=model_path(config)),
-        data=config.data,
-        rollout=config.rollout,
-        images=config.images,
-        reward=config.reward,
-        penalty=config.penalty,
-        partner=config.partner,
-        isolation=config.isolation,
-        sandbox=config.sandbox,
-        endpoint=config.endpoint,
+        **sections,
         seed=config.run.seed,
         temperature=temperature_of(config),
         max_num_seqs=config.engine.max_num_seqs,
@@ -115,7 +105,7 @@ def episode_plan(config: PlaySettings) -> EpisodePlan:
 def _straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
     if config.flow.group_quorum == 1.0:
         return None
-    least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
+    least = flow_plan(config).min_members
     return StragglerPolicy(quorum=config.flow.group_quorum, factor=config.flow.straggler_factor, least=least)
 
 
@@ -147,7 +137,7 @@ def _forks(config: TrainConfig) -> ForkSettings | None:
 def engine_plan(config: PlaySettings, on: Device) -> EngineSettings:
     """Return what engine number 0 is made of."""
     plan = EngineSettings(
-        model=replace(config.model, model=model_path(config)),
+        model=replace(config.model, model=model_path(config.model.model)),
         engine=config.engine,
         weights=config.weights if isinstance(config, TrainConfig) else WeightsConfig(),
         device=on,
@@ -167,7 +157,7 @@ def judge_plans(config: PlaySettings, on: Device) -> tuple[RewardModelSettings, 
     reward = config.reward
     judge = RewardModelSettings(
         model="",
-        policy=model_path(config),
+        policy=model_path(config.model.model),
         head=reward.value_head_prefix,
         device=on if reward.reward_model_gpus else "cpu",
         dtype=reward.reward_model_dtype,
@@ -185,7 +175,7 @@ def learner_plan(config: TrainConfig, on: Device) -> LearnerSettings:
     held = config.weights.publish != "adapter" and not engine.quantizes  # else engines hold other numbers than the learner
     recorded = config.record.annotate and config.record.record != "none" and run.run_dir is not None
     return LearnerSettings(
-        model=model_path(config),
+        model=model_path(config.model.model),
         learner=config.learner,
         lora=config.lora,
         weights=config.weights,

@@ -114,26 +114,25 @@ class RunPlan:
         if not steps.settings.run.ray_address:
             steps = steps.follow("machine", with_front_ends(steps.settings, host.cores))
         saved = savings(asked, steps.settings)
-        notes = (engine_note, f"to fit into the GPU: {saved}" if saved else "")
-        plan = cls(settings=steps.settings, sources=steps.sources, agent=agent, device=device_of(steps.settings))
-        return replace(plan, notes=tuple(filter(None, notes)))
+        notes = tuple(filter(None, (engine_note, f"to fit into the GPU: {saved}" if saved else "")))
+        return cls(settings=steps.settings, sources=steps.sources, agent=agent, device=device_of(steps.settings), notes=notes)
 
-    @property
+    @cached_property
     def cluster(self) -> ClusterPlan:
         """The plan of its processes."""
         return cluster_plan(self.settings, self.device)
 
-    @property
+    @cached_property
     def flow(self) -> FlowPlan:
         """The plan of its loops."""
         return flow_plan(self.settings)
 
-    @property
+    @cached_property
     def evaluation(self) -> EvalPlan:
         """The plan of its evaluations."""
         return eval_plan(self.settings)
 
-    @property
+    @cached_property
     def track(self) -> TrackPlan:
         """The plan of what it shows and keeps."""
         return track_plan(self.settings)

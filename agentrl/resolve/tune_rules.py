@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.learner_rules import check_4bit, check_optimizer
 from agentrl.config.methods import Method
@@ -28,7 +28,6 @@ from agentrl.core.settings import flag, listed, refuse_set
 from agentrl.core.tokenizers import check_teacher
 from agentrl.learner.deepspeed.plan import check_dora
 from agentrl.resolve.ranks import is_rank, world_size
-from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.tasks import check_model
 
 MAX_MICRO = 8
@@ -191,12 +190,7 @@ def check_models(config: TuneConfig) -> None:
     for setting, name in named_models(config):
         check_model(name, setting)
     if teacher := getattr(config.method, "teacher", ""):
-        check_teacher(teacher, model_path(config.model), trust_remote_code=config.model.trust_remote_code)
-
-
-def model_path(model: ModelConfig) -> str:
-    """Return the directory or hub name of the model to train; the bundled model unless ``--model`` names one."""
-    return model.model or str(tiny_model_path())
+        check_teacher(teacher, model_path(config.model.model), trust_remote_code=config.model.trust_remote_code)
 
 
 def _chat_template(method: Method, config: TuneConfig) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import model_path
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import Engine, GenerationRequest, WeightUpdate
 from agentrl.core.types import FinishReason, Generation, Sampling, ints
@@ -45,7 +45,7 @@ def check_engine(make: Callable[[EngineSettings], Engine], *, model: str = "", *
     from agentrl.engine.settings import EngineSettings, prepare_environment
     from agentrl.rollout.plan import ModelConfig
 
-    path = model or str(tiny_model_path())
+    path = model_path(model)
     settings = EngineSettings(model=ModelConfig(model=path), engine=EngineConfig(**{"kv_cache_gib": 0.1, "max_num_seqs": 32, **flags}))
     prepare_environment(settings.device)
     finish(_check(lambda: make(settings), Path(path)), "the engine")

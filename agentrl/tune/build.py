@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers import TrainingArguments
 
+from agentrl.assets import model_path
 from agentrl.config.methods import Method
 from agentrl.config.tune import OptimConfig, ProcessMethodConfig
 from agentrl.core.errors import ConfigError
@@ -22,7 +23,6 @@ from agentrl.learner.merge import LABELS
 from agentrl.learner.plan import ALL_LINEAR, LearnerConfig, LoraConfig
 from agentrl.learner.quantised import quantisation, use_one_product
 from agentrl.resolve.tune import TunePlan
-from agentrl.resolve.tune_rules import model_path
 from agentrl.rollout.plan import ModelConfig
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.objectives import OBJECTIVES
@@ -126,7 +126,7 @@ def build_trainer(plan: TunePlan, given: dict[str, Any], tokenizer: Any, train: 
         model = _trained_model(plan, tokenizer.pad_token_id, bf16=args.bf16)
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(f"agentrl {command}", model_path(settings.model), f"cannot be trained: {reason}", "See --debug.") from error
+        raise ConfigError(f"agentrl {command}", model_path(settings.model.model), f"cannot be trained: {reason}", "See --debug.") from error
     optimizer = None if settings.optim.optimizer == "adamw" else functools.partial(_optimizer, settings.optim)
     return MethodTrainer(objective=objective, optimizer=optimizer, model=model, args=args, processing_class=tokenizer, **rows)
 
@@ -185,7 +185,7 @@ def _trained_model(plan: TunePlan, pad_token_id: int, *, bf16: bool = False) -> 
 
 def _loaded(method: Method, model: ModelConfig, optim: OptimConfig, *, bf16: bool) -> Any:
     """Return the model in the data type of its weights, or with frozen ones in 4 bits that compute in bfloat16 with `bf16`."""
-    path, trusted = model_path(model), model.trust_remote_code
+    path, trusted = model_path(model.model), model.trust_remote_code
     kind = CLASSES[method.task](path, trust_remote_code=trusted)
     given: dict[str, Any] = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
     if optim.load_in_4bit:
@@ -206,7 +206,7 @@ def _frozen_model(plan: TunePlan, args: TrainingArguments) -> Any:
         return None
     dtype = torch.bfloat16 if args.bf16 and settings.optim.zero_stage else torch.float32  # as DeepSpeed has the trained model
     trusted = settings.model.trust_remote_code
-    path = name or model_path(settings.model)
+    path = name or model_path(settings.model.model)
     model = language_model(path, trust_remote_code=trusted).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
     _fix_rope(model, settings.data.max_length)
     if settings.optim.zero_stage < 3:

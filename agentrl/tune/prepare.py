@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from agentrl.assets import model_path
 from agentrl.config.tune import MethodConfig, TuneDataConfig, TuneRunConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import without_collections
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.env.plan import ImageConfig
-from agentrl.resolve.tune_rules import model_path
 from agentrl.rollout.images import ImageReader, open_reader
 from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.template import ChatTemplate
@@ -96,7 +96,7 @@ def _encoded(examples: Examples, encoder: Encoder, evaluation: Encoder, data: Tu
 
 def image_reader(model: ModelConfig, images: ImageConfig) -> ImageReader | None:
     """Return the reader of the images of rows; `None` for a model that reads text only."""
-    return open_reader(model_path(model), images, trust_remote_code=model.trust_remote_code)
+    return open_reader(model_path(model.model), images, trust_remote_code=model.trust_remote_code)
 
 
 def _check_images(rows: Sequence[Row], data: str, *, packing: bool, num_ranks: int) -> None:
@@ -115,7 +115,7 @@ def make_tokenizer(model: ModelConfig, end: str) -> Any:
     Raises:
         ConfigError: If there is none, the template cannot be read, or the end token is none of its tokens.
     """
-    tokenizer = load_tokenizer(model_path(model), trust_remote_code=model.trust_remote_code)
+    tokenizer = load_tokenizer(model_path(model.model), trust_remote_code=model.trust_remote_code)
     if model.chat_template:
         tokenizer.chat_template = ChatTemplate(tokenizer, replace(model, thinking="auto")).source
     if end:
