@@ -58,8 +58,6 @@ class AlgoSettings:
     """Weight of the entropy bonus; with ``--entropy-target`` the one to begin with."""
     entropy_target: Positive | None = None
     """Entropy per token, in nats, below which the policy should not fall, by adapting the bonus; unset keeps the weight fixed."""
-    entropy_coef_step: Positive = 0.005
-    """With ``--entropy-target``: how much the weight of the bonus changes from a step to the next."""
     aux_loss_coef: NonNegative = 0.0
     """Weight of the load-balancing loss of a mixture-of-experts model."""
     router_replay: bool = False
@@ -77,18 +75,14 @@ class AlgoSettings:
     """Multiply each token's KL penalty in the loss by the ratio of the policy loss, so that its gradient is unbiased off-policy too."""
     kl_target: Positive | None = None
     """KL divergence per token to hold by adapting the coefficient; unset keeps the coefficient fixed."""
-    kl_horizon: Positive = 10_000.0
-    """Episodes over which an error of 20 % or more changes an adaptive KL coefficient by 20 %."""
     ref_reset_every: CountOrZero = 0
     """Steps after which the reference model becomes the current policy, again and again; 0: never."""
     off_policy: Annotated[str, Alias("--vllm-is-correction-type"), UserFile] = "tis"
     """Correction for tokens sampled by older weights: ``tis``, ``seq-tis``, ``icepop``, ``seq-mask-tis``, ``decoupled``, ``opsm``,
     ``m2po``, ``none``, each a preset that its options may change, or a function of your own, ``file.py:name``."""
-    reuse_behaviour_logprobs: bool = False
-    """Take the recorded log-probabilities as those of the weights before the update, instead of computing them again."""
-    interpolate_old_logprobs: bool = False
-    """With several updates per batch: estimate the log-probabilities of the weights before the first from the recorded and the present
-    ones, by version, instead of a forward pass of their own (AReaL)."""
+    old_logprobs: Literal["recomputed", "behaviour", "interpolated"] = "recomputed"
+    """Log-probabilities of the weights before the first update of a batch: ``recomputed`` by a forward pass; ``behaviour``, as the engine
+    recorded them; or, with several updates per batch, ``interpolated`` between the recorded and the present ones, by version (AReaL)."""
     allow_uncorrected: bool = False
     """Allow ``--off-policy none`` in an asynchronous run."""
 
@@ -196,4 +190,4 @@ def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigErr
 
 def has_ratios(algo: AlgoSettings) -> bool:
     """Return True if recorded log-probabilities enter the loss, as those of the distribution that the learner computes."""
-    return algo.off_policy != "none" or algo.reuse_behaviour_logprobs
+    return algo.off_policy != "none" or algo.old_logprobs == "behaviour"

@@ -48,7 +48,7 @@ from agentrl.flow.plan import TrainingConfig
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
-from agentrl.flow.uploads import Uploads
+from agentrl.flow.uploads import UPLOAD_TIMEOUT_S, Uploads
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
 from agentrl.resolve.parts import check_model
 from agentrl.resolve.plan import RunPlan
@@ -56,6 +56,7 @@ from agentrl.resolve.saved import ResumePoint, resume_point
 from agentrl.resolve.sizing.memory import saved_bytes
 from agentrl.resolve.storage import storage_sign
 from agentrl.rollout.episode_plan import EpisodePlan
+from agentrl.rollout.partner_specs import past_spec
 from agentrl.rollout.tasks import check_prompts, context_length, missing_labels
 from agentrl.rollout.teachers import HttpTeacher
 from agentrl.suites.load import keep_environment
@@ -69,6 +70,8 @@ PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
 PROOF_S = 1.5
 """Seconds that the start of processes waits for the comparison of the learner with the model, which then goes on beside it."""
+MAX_LEARNER_RESTARTS = 3
+"""Times that a run goes on from its last checkpoint by itself when a learner rank dies."""
 STOP_MARGIN_S = 5.0
 """Seconds of ``--stop-timeout-s``, at most half of them, that are left for ending in order after the wait for a copy."""
 
@@ -88,7 +91,7 @@ async def train(plan: RunPlan, stop: StopRequest | None = None, callbacks: Seque
     # Asked before anything starts, so that a long run does not end with a token that the hub refuses.
     await on_thread(check_hub, config.record.push_to_hub)
     run = config.training
-    left, lost = run.max_learner_restarts, ""
+    left, lost = MAX_LEARNER_RESTARTS, ""
     while True:
         try:
             return await _uploaded(plan, await _train_once(plan, stop, callbacks, last=not left))
@@ -330,13 +333,13 @@ async def _train(
 
 def _past_weights(episodes: EpisodePlan, learner: Learner) -> PastWeights | None:
     folder = episodes.partner_folder
-    return PastWeights(Path(folder), learner, every=episodes.partner.partner_every) if folder else None
+    return PastWeights(Path(folder), learner, every=past_spec(episodes.partner).every) if folder else None
 
 
 def _uploads(run: TrainingConfig, learner: Learner) -> Uploads | None:
     if not run.checkpoint_upload:
         return None
-    return Uploads(absolute(run.checkpoint_upload), learner, keep=run.keep_checkpoints, timeout_s=run.upload_timeout_s)
+    return Uploads(absolute(run.checkpoint_upload), learner, keep=run.keep_checkpoints)
 
 
 async def _finish_uploads(uploads: Uploads, run: TrainingConfig, stop: StopRequest, *, stopped: bool) -> None:
@@ -347,7 +350,7 @@ async def _finish_uploads(uploads: Uploads, run: TrainingConfig, stop: StopReque
     """
     margin_s = min(STOP_MARGIN_S, run.stop_timeout_s / 2)
     stop.heard = True
-    copied, asked = asyncio.ensure_future(uploads.finish(run.upload_timeout_s)), asyncio.ensure_future(stop.wait_for_signal())
+    copied, asked = asyncio.ensure_future(uploads.finish(UPLOAD_TIMEOUT_S)), asyncio.ensure_future(stop.wait_for_signal())
     try:
         await asyncio.wait([copied, asked], return_when=asyncio.FIRST_COMPLETED)
         if not copied.done():

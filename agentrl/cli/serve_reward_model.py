@@ -37,8 +37,7 @@ class ServeRewardModelArgs:
     """Texts that may wait; further requests are refused with 429 and ``Retry-After``."""
     max_tokens: CountOrZero = 0
     """Tokens that are read; of a longer text the last ones. 0: the context length of the model."""
-    value_head_prefix: str = ""
-    """Name of the layer that makes the score, in the model's files. Empty: ``score``, or what its ``config.json`` says."""
+
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
     trust_remote_code: bool = False
@@ -51,7 +50,7 @@ SERVE_REWARD_MODEL = command_of("serve-reward-model", ServeRewardModelArgs, word
 def main(words: list[str]) -> int:
     """Serve until a signal comes; the exit code is 0 then."""
     args: ServeRewardModelArgs = read(SERVE_REWARD_MODEL, words)
-    reward_model_facts(args.model, args.value_head_prefix, "MODEL")
+    reward_model_facts(args.model, "MODEL")
     return until_signal(serve_reward_model(args, say))
 
 
@@ -65,7 +64,6 @@ async def serve_reward_model(serving: ServeRewardModelArgs, say: Say) -> None:
     """
     settings = RewardModelSettings(
         model=serving.model,
-        head=serving.value_head_prefix,
         device=device(),
         dtype=serving.dtype,
         batch_size=serving.batch_size,

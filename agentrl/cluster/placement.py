@@ -62,7 +62,7 @@ def place(plan: ClusterPlan, *, gpus: int) -> Placement:
         bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
         per_engine, per_rank = float(parallel), 1.0
     per_scorer = plan.episodes.reward.reward_model_gpus if gpus else 0.0
-    scorers = ({"CPU": 1.0, "GPU": per_scorer} if per_scorer else {"CPU": 1.0},) * plan.num_judges
+    scorers = ({"CPU": 1.0, "GPU": per_scorer} if per_scorer else {"CPU": 1.0},) * len(plan.judges)
     return Placement(
         bundles=(*bundles, *scorers),
         engine_bundles=tuple(range(engines)),

@@ -47,7 +47,7 @@ class RunConfig:
 def gpus_of(engine: EngineConfig, reward: RewardConfig, *, eval_engines: int = 0, ranks: int = 0, colocated: bool = False) -> float:
     """Return the GPUs that engines, learner ranks and reward models take where there are some."""
     engines = 0 if colocated else (engine.num_engines + eval_engines) * engine.gpus_per_engine
-    return engines + ranks + len(reward.reward_model) * reward.reward_model_workers * reward.reward_model_gpus
+    return engines + ranks + len(reward.reward_model) * reward.reward_model_gpus
 
 
 def observing(agent: str, observe: str) -> str:

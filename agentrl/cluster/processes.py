@@ -65,14 +65,9 @@ class ClusterPlan:
         return self.learner.learner.num_learners if self.learner else 0
 
     @property
-    def num_judges(self) -> int:
-        """Processes with reward models."""
-        return len(self.judges) * self.episodes.reward.reward_model_workers
-
-    @property
     def gpus_for_judges(self) -> float:
-        """GPUs that reward models take where there are some."""
-        return self.num_judges * self.episodes.reward.reward_model_gpus
+        """GPUs that reward models take where there are some, each in a process of its own."""
+        return len(self.judges) * self.episodes.reward.reward_model_gpus
 
     @property
     def needed_gpus(self) -> float:
@@ -95,7 +90,7 @@ class ClusterPlan:
         if self.episodes.rollout.rollout_workers_per_engine != "auto":
             return self
         engines = self.engine.engine.num_engines
-        others = engines + self.num_ranks + self.num_judges
+        others = engines + self.num_ranks + len(self.judges)
         workers = max(1, min(self.most_workers, (cores - others) // engines))
         rollout = replace(self.episodes.rollout, rollout_workers_per_engine=workers)
         return replace(self, episodes=replace(self.episodes, rollout=rollout))

@@ -30,6 +30,7 @@ from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.env.isolation.leftovers import end_processes, orphans
 from agentrl.flow.worker_slots import Supervision
 from agentrl.suites.load import load_agent
+from agentrl.weights.plan import PUBLISH_TIMEOUT_S
 
 
 def _joined(index: int) -> int:
@@ -98,7 +99,7 @@ class RayRuntime:
             max_restarts=engine.max_engine_restarts,
             stuck_s=engine.engine_timeout_s,
             # Members meet, then weights move; each has the deadline to itself.
-            load_timeout_s=2.2 * self._plan.weights.publish_timeout_s,
+            load_timeout_s=2.2 * PUBLISH_TIMEOUT_S,
         )
 
     async def start(self) -> None:
@@ -186,7 +187,7 @@ class RayRuntime:
         self._reaper = Reaper(self._folder)
         front_ends = self._plan.num_front_ends
         per_engine = 1 + (front_ends if front_ends > 1 else 0)
-        actors = self._plan.num_engines * per_engine + self._plan.num_ranks + self._plan.num_judges
+        actors = self._plan.num_engines * per_engine + self._plan.num_ranks + len(self._plan.judges)
         from ray._private import services
 
         # A session of their own: `timeout` and a closed terminal send signals to the whole group, and the run still needs its cluster.
@@ -276,11 +277,10 @@ class RayRuntime:
         reward, share = self._plan.episodes.reward, placement.gpus_per_scorer
         again, made = {"max_restarts": MAX_SCORER_RESTARTS, "max_task_retries": MAX_SCORER_RESTARTS}, ray.remote(RewardActor)
         actors = [
-            made.options(**{**self._options(bundle, share), **again}).remote(self._sent, index // reward.reward_model_workers, self._site)
+            made.options(**{**self._options(bundle, share), **again}).remote(self._sent, index, self._site)
             for index, bundle in enumerate(placement.scorer_bundles)
         ]
-        count = reward.reward_model_workers
-        return {name: RayScorer(actors[index * count : (index + 1) * count]) for index, name in enumerate(reward.names)}
+        return {name: RayScorer(actor) for name, actor in zip(reward.names, actors, strict=True)}
 
     def _create_worker(self, placement: Placement, index: int) -> Any:
         import ray

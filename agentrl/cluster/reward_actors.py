@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from agentrl.cluster.build import build_scorer
@@ -42,23 +42,22 @@ class RewardActor:
 
 
 class RayScorer:
-    """A `Scorer` whose processes are actors, which take turns; each rollout worker has its copy."""
+    """A `Scorer` whose process is an actor; each rollout worker has its copy."""
 
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self.actors, self._turn = list(actors), 0
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
 
     async def start(self) -> None:
         """As `Scorer.start`."""
-        await asyncio.gather(*(_scorer(actor.start.remote()) for actor in self.actors))
+        await _scorer(self.actor.start.remote())
 
     async def facts(self) -> ScorerFacts:
         """As `Scorer.facts`."""
-        return await _scorer(self.actors[0].facts.remote())
+        return await _scorer(self.actor.facts.remote())
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         """As `Scorer.score`."""
-        self._turn += 1
-        return await _scorer(self.actors[self._turn % len(self.actors)].score.remote(request))
+        return await _scorer(self.actor.score.remote(request))
 
     async def close(self) -> None:
         """Do nothing: the runtime ends the actors."""

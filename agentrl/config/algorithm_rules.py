@@ -23,7 +23,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
 from agentrl.core.settings import flag as flag_of
 from agentrl.core.settings import refuse_set
-from agentrl.flow.plan import FlowConfig
+from agentrl.flow.plan import TASK_RULES, FlowConfig, is_task_rule
 from agentrl.rollout.plan import PenaltyConfig
 from agentrl.rollout.template_files import check_hint_template
 
@@ -95,9 +95,9 @@ def _a_teacher_can_be_heard(config: TrainConfig) -> None:
             if (value := getattr(algo, option)) != getattr(defaults, option):
                 raise ConfigError(flag_of(option), value, "has no effect without a teacher", "Give one with --teacher MODEL.")
         return
-    if algo.teacher_loss == "sampled" and algo.interpolate_old_logprobs:
+    if algo.teacher_loss == "sampled" and algo.old_logprobs == "interpolated":
         problem = "comes too late: the teacher is compared with the policy before the first update"
-        raise ConfigError("--interpolate-old-logprobs", True, problem, "Leave out one of the two.")
+        raise ConfigError("--old-logprobs", "interpolated", problem, "Leave out one of the two.")
     if algo.teacher_loss == "sampled" and algo.teacher_top_k != defaults.teacher_top_k:
         raise ConfigError("--teacher-top-k", algo.teacher_top_k, "has no effect on sampled tokens", "Add --teacher-loss forward.")
     if algo.teacher_loss != "sampled" and config.learner.sequence_parallel * config.learner.learner_tensor_parallel > 1:
@@ -145,16 +145,9 @@ def _loss_without_ratio_updates_once(config: TrainConfig) -> None:
     for flag, value in (("--ppo-epochs", config.algo.ppo_epochs), ("--mini-batches", config.algo.mini_batches)):
         if value > 1:
             raise ConfigError(flag, value, f"--policy-loss {name} is right for one update per batch only", "Use 1, or --policy-loss ppo.")
-    if config.algo.reuse_behaviour_logprobs and config.flow.staleness:
+    if config.algo.old_logprobs == "behaviour" and config.flow.staleness:
         problem = f"leaves no ratio at all to correct older tokens with --policy-loss {name}"
-        raise ConfigError("--reuse-behaviour-logprobs", True, problem, "Leave it out, or use --policy-loss ppo.")
-
-
-def _entropy_step_has_a_target(config: TrainConfig) -> None:
-    algo = config.algo
-    if algo.entropy_target is None and algo.entropy_coef_step != AlgoConfig.entropy_coef_step:
-        problem = "has no effect while the weight of the entropy bonus is fixed"
-        raise ConfigError("--entropy-coef-step", algo.entropy_coef_step, problem, "Give --entropy-target too, for example 0.2.")
+        raise ConfigError("--old-logprobs", "behaviour", problem, "Leave it out, or use --policy-loss ppo.")
 
 
 def _kl_in_the_loss_has_a_gradient(config: TrainConfig) -> None:
@@ -175,7 +168,7 @@ def _changed_options(algo: AlgoConfig, function: Callable[..., Any]) -> list[tup
 def _corrections_have_a_ratio(config: TrainConfig) -> None:
     """With the recorded log-probabilities as the old ones, the ratio of every correction is 1."""
     algo = config.algo
-    if not algo.reuse_behaviour_logprobs:
+    if algo.old_logprobs != "behaviour":
         return
     for flag, value in (
         # The default, `tis`, may be there without anybody having asked for it.
@@ -183,20 +176,19 @@ def _corrections_have_a_ratio(config: TrainConfig) -> None:
         *_changed_options(algo, find_correction(algo.off_policy)),
     ):
         if value is not None:
-            problem = "has nothing to correct with --reuse-behaviour-logprobs, where the clipped ratio of the loss does all of it"
+            problem = "has nothing to correct with --old-logprobs behaviour, where the clipped ratio of the loss does all of it"
             raise ConfigError(flag, value, problem, "Leave out one of the two.")
 
 
 def _interpolation_saves_a_pass(config: TrainConfig) -> None:
     algo = config.algo
-    if not algo.interpolate_old_logprobs:
+    if algo.old_logprobs != "interpolated":
         return
     correction = find_correction(algo.off_policy)
     whole = needs_whole_batch(correction, options_of(algo, correction))
     judge = f"--off-policy {algo.off_policy}" if correction_facts(algo.off_policy).whole_batch else "M2PO"
     problems = (
         (algo.ppo_epochs * algo.mini_batches == 1, "saves nothing with one update per batch", "Leave it out, or raise --mini-batches."),
-        (algo.reuse_behaviour_logprobs, "does not go with --reuse-behaviour-logprobs", "Leave out one of the two."),
         (algo.init_kl_coef and not algo.use_kl_loss, "comes too late for a KL penalty in the reward", "Add --use-kl-loss."),
         (whole, f"is made per micro-batch, and {judge} judges the whole batch", "Use --off-policy tis."),
         (algo.aux_loss_coef, "saves nothing: --aux-loss-coef needs the same forward pass", "Leave it out."),
@@ -205,7 +197,7 @@ def _interpolation_saves_a_pass(config: TrainConfig) -> None:
     )
     for wrong, problem, remedy in problems:
         if wrong:
-            raise ConfigError("--interpolate-old-logprobs", True, problem, remedy)
+            raise ConfigError("--old-logprobs", "interpolated", problem, remedy)
 
 
 def _length_penalties_fit(config: TrainConfig) -> None:
@@ -250,23 +242,20 @@ def _group_reward_can_judge(config: TrainConfig) -> None:
     flow = config.flow
     if flow.group_reward:
         group_reward_facts(flow.group_reward)
-    for name in ("group_reward_weight", "group_reward_mode"):
-        if not flow.group_reward and getattr(flow, name) != getattr(FlowConfig, name):
-            raise ConfigError(flag_of(name), getattr(flow, name), "has no effect without --group-reward", "Add it, or leave this out.")
+    if not flow.group_reward and flow.group_reward_weight != FlowConfig.group_reward_weight:
+        problem = "has no effect without --group-reward"
+        raise ConfigError("--group-reward-weight", flow.group_reward_weight, problem, "Add it, or leave this out.")
     if flow.group_reward and not math.isfinite(flow.group_reward_weight):
         raise ConfigError("--group-reward-weight", flow.group_reward_weight, "is not finite", "Give a number such as 0.5.")
 
 
 def _task_sampling_fits(config: TrainConfig) -> None:
-    flow, data, rule = config.flow, config.data, config.flow.task_sampling
-    if flow.task_exploration != FlowConfig.task_exploration and rule in ("epochs", "curriculum"):
-        problem = f"has no effect with --task-sampling {rule}"
-        raise ConfigError("--task-exploration", flow.task_exploration, problem, "Use --task-sampling learnability, or leave it out.")
-    if flow.curriculum_key and rule != "curriculum":
-        problem = f"has no effect with --task-sampling {rule}"
-        raise ConfigError("--curriculum-key", flow.curriculum_key, problem, "Use --task-sampling curriculum, or leave it out.")
+    data, rule = config.data, config.flow.task_sampling
+
     if rule == "epochs":
         return
+    if not is_task_rule(rule):
+        raise ConfigError("--task-sampling", rule, "is no order of drawing tasks", f"Choose of {', '.join(TASK_RULES)}, curriculum:KEY.")
     for name, given in (("--no-shuffle", not data.shuffle), ("--prompt-probs", data.prompt_probs)):
         if given:
             raise ConfigError("--task-sampling", rule, f"does not go with {name}, which sets another order", "Leave out one of the two.")
@@ -275,9 +264,6 @@ def _task_sampling_fits(config: TrainConfig) -> None:
 def _a_quorum_is_most_of_a_group(config: TrainConfig) -> None:
     quorum, n = config.flow.group_quorum, config.sampling.n_samples_per_prompt
     if quorum == 1.0:
-        if config.flow.straggler_factor != FlowConfig.straggler_factor:
-            problem = "has no effect while groups wait for all of their episodes"
-            raise ConfigError("--straggler-factor", config.flow.straggler_factor, problem, "Give --group-quorum too, for example 0.75.")
         return
     if quorum < 0.5:
         problem = "would judge the rest by less than half of a group"
@@ -299,7 +285,7 @@ def _async_is_corrected(config: TrainConfig) -> None:
 def _sampling_keeps_ratio_unbiased(config: TrainConfig) -> None:
     for flag, value, whole in (("--top-p", config.rollout.top_p, 1), ("--top-k", config.rollout.top_k, 0)):
         if value != whole and has_ratios(config.algo):
-            remedy = "Use --top-p 1 and --top-k 0, or --off-policy none without --reuse-behaviour-logprobs."
+            remedy = "Use --top-p 1 and --top-k 0, or --off-policy none without --old-logprobs behaviour."
             raise ConfigError(flag, value, "truncated sampling biases the importance ratio", remedy)
 
 
@@ -335,7 +321,6 @@ ALGORITHM_RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _critic_fits_the_estimator,
     _loss_without_ratio_updates_once,
     _kl_in_the_loss_has_a_gradient,
-    _entropy_step_has_a_target,
     _corrections_have_a_ratio,
     _interpolation_saves_a_pass,
     _length_penalties_fit,

@@ -15,6 +15,7 @@ from agentrl.core.process import num_gpus
 from agentrl.core.settings import refuse_set
 from agentrl.engine.engine_args import check_engine_args
 from agentrl.engine.facts import AUTO, ENGINES, EngineFacts
+from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.plan import LearnerConfig
 
 
@@ -130,13 +131,8 @@ def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:
     for flag, value, wanted in (
         ("--colocate", True, isinstance(config, TrainConfig) and config.weights.colocate),
         ("--engine-dtype", "float16", engine.engine_dtype == "float16"),
-        ("--optimizer-offload", True, learner.optimizer_offload),
-        ("--activation-offload", True, learner.activation_offload),
-        ("--reference-offload", True, learner.reference_offload),
-        ("--ema-offload", True, learner.ema_offload),
-        ("--deepcompile", True, learner.deepcompile),
-        ("--zero-quantized-weights", True, learner.zero_quantized_weights),
-        ("--zero-quantized-gradients", True, learner.zero_quantized_gradients),
+        ("--offload", " ".join(learner.offload), bool(learner.offload)),
+        *(("--deepspeed-args", name, True) for name in facts_of_backend(learner.learner_backend).on_gpu(learner)),
         ("--attn-implementation", learner.attn_implementation, learner.attn_implementation.startswith("flash")),
     ):
         if wanted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import refuse_set
-from agentrl.flow.plan import FlowConfig
+from agentrl.flow.plan import FlowConfig, branch_entropy
 
 
 def _async_and_staleness_agree(flow: FlowConfig) -> None:
@@ -22,13 +22,13 @@ def _ranges_are_ordered(flow: FlowConfig) -> None:
 
 def _forks_fit_the_group(flow: FlowConfig, samples: int, turns: int, *, has_partners: bool) -> None:
     if flow.branch_at == "never":
-        refuse_set(flow, ("branches", "branch_entropy"), "has no effect without --branch-at", "Add it, or leave this out.")
+        refuse_set(flow, ("branches",), "has no effect without --branch-at", "Add it, or leave this out.")
         return
-    if flow.branch_at != "entropy":
-        refuse_set(flow, ("branch_entropy",), "has no effect without --branch-at entropy", "Add it, or leave this out.")
-        if flow.branch_at >= turns:
-            problem = f"is no turn of an episode of --max-turns {turns}, whose turns are 0 to {turns - 1}"
-            raise ConfigError("--branch-at", flow.branch_at, problem, "Name an earlier turn, or raise --max-turns.")
+    if isinstance(flow.branch_at, str):
+        branch_entropy(flow.branch_at)
+    elif flow.branch_at >= turns:
+        problem = f"is no turn of an episode of --max-turns {turns}, whose turns are 0 to {turns - 1}"
+        raise ConfigError("--branch-at", flow.branch_at, problem, "Name an earlier turn, or raise --max-turns.")
     if samples % flow.branches:
         problem = f"does not divide the group of --n-samples-per-prompt {samples} into forks of equal size"
         raise ConfigError("--branches", flow.branches, problem, "Give a divisor of it.")

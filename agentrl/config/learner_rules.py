@@ -22,8 +22,8 @@ def check_learner(config: TrainConfig) -> None:
         ConfigError: For the first setting that has no effect, or excludes another.
     """
     learner = config.learner
-    if learner.activation_offload and not learner.gradient_checkpointing:
-        raise ConfigError("--activation-offload", True, "moves what --gradient-checkpointing saves", "Add --gradient-checkpointing.")
+    if "activations" in learner.offload and not learner.gradient_checkpointing:
+        raise ConfigError("--offload", "activations", "moves what --gradient-checkpointing saves", "Add --gradient-checkpointing.")
     if learner.tiled_mlp and config.lora.lora_rank:
         raise ConfigError("--tiled-mlp", True, "does not go with --lora-rank", "Set one of them only.")
     check_optimizer(learner)
@@ -33,11 +33,13 @@ def check_learner(config: TrainConfig) -> None:
 
 def _check_offload(config: TrainConfig) -> None:
     learner = config.learner
-    if learner.reference_offload and not learner_teacher(config.algo.teacher) and (not config.algo.init_kl_coef or config.lora.lora_rank):
+    referred = config.algo.init_kl_coef and not config.lora.lora_rank
+    if "reference" in learner.offload and not learner_teacher(config.algo.teacher) and not referred:
         problem = "has no effect: the reference is the model with its adapter off" if config.lora.lora_rank else "has nothing to move"
-        raise ConfigError("--reference-offload", True, problem, "Leave it out; --init-kl-coef without --lora-rank loads a reference model.")
-    if learner.ema_offload and learner.ema_decay is None:
-        raise ConfigError("--ema-offload", True, "has nothing to move", "Add --ema-decay 0.99, or leave it out.")
+        remedy = "Leave it out; --init-kl-coef without --lora-rank loads a reference model."
+        raise ConfigError("--offload", "reference", problem, remedy)
+    if "ema" in learner.offload and learner.ema_decay is None:
+        raise ConfigError("--offload", "ema", "has nothing to move", "Add --ema-decay 0.99, or leave it out.")
 
 
 def check_lora(config: TrainConfig) -> None:
@@ -58,9 +60,9 @@ def check_lora(config: TrainConfig) -> None:
     if config.algo.ref_reset_every:
         problem = "cannot be done with --lora-rank: the reference is the model without its adapter"
         raise ConfigError("--ref-reset-every", config.algo.ref_reset_every, problem, "Leave one of the two out.")
-    if lora.lora_dropout and config.algo.reuse_behaviour_logprobs:
+    if lora.lora_dropout and config.algo.old_logprobs == "behaviour":
         problem = "needs the log-probabilities of the model as it is in the step, and the recorded ones are of the whole adapter"
-        raise ConfigError("--lora-dropout", lora.lora_dropout, problem, "Leave out --reuse-behaviour-logprobs.")
+        raise ConfigError("--lora-dropout", lora.lora_dropout, problem, "Leave out --old-logprobs behaviour.")
     check_dora(lora, config.learner.zero_stage)
     if config.weights.publish == "adapter":
         _check_native(config)
@@ -70,8 +72,8 @@ def check_lora(config: TrainConfig) -> None:
 
 def _check_native(config: TrainConfig) -> None:
     lora = config.lora
-    if lora.use_dora:
-        raise ConfigError("--use-dora", True, "cannot be published as an adapter: vLLM takes none of DoRA", "Leave out --publish.")
+    if "dora" in lora.lora_variant:
+        raise ConfigError("--lora-variant", "dora", "cannot be published as an adapter: vLLM takes none of DoRA", "Leave out --publish.")
     if config.run.ray_address:
         problem = "hands engines a directory in memory, which other machines do not see"
         raise ConfigError("--publish", config.weights.publish, problem, "Leave out --publish or --ray-address.")
@@ -108,6 +110,5 @@ def check_optimizer(settings: OptimizerSettings) -> None:
     if facts.package and importlib.util.find_spec(facts.package) is None:
         raise ConfigError("--optimizer", name, f"needs {facts.package}, which is not installed", "pip install 'agentrl[qlora]'")
     check_flattened(name, settings.zero_stage)
-    for flag, value, default in zip(("--adam-beta1", "--adam-beta2"), (settings.adam_beta1, settings.adam_beta2), BETAS, strict=True):
-        if not facts.betas and value != default:
-            raise ConfigError(flag, value, f"has no effect with --optimizer {name}", "Leave it out.")
+    if not facts.betas and settings.adam_betas != BETAS:
+        raise ConfigError("--adam-betas", settings.adam_betas, f"has no effect with --optimizer {name}", "Leave it out.")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from agentrl.algo.plan import KINDS
+from agentrl.config.earlier import answer_of, refuse_removed
 from agentrl.config.help import help_text
 from agentrl.config.mapping import (
-    REMOVED,
     SOURCES,
     build,
     flattened,
@@ -29,7 +29,6 @@ from agentrl.config.mapping import (
     read_file,
     refuse_foreign,
     refuse_hidden,
-    refuse_removed,
     schema_of,
     suggest,
 )
@@ -336,8 +335,8 @@ def _answer(name: str, known: Sequence[str], command: Command[Any]) -> str:
             return f"{system}; here: {answer}"
     if meant := next((flag for flag in other_systems()["common"].get(name, ()) if flag in known), ""):
         return f"did you mean {meant}?"
-    if (removed := name[2:].replace("-", "_")) in REMOVED:
-        return REMOVED[removed][1]
+    if became := answer_of(name[2:].removeprefix("no-").replace("-", "_")):
+        return became
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"unknown; `{command.prog} --help all` lists every setting"
 

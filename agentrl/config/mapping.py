@@ -15,6 +15,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.algo.plan import built_in_options, foreign_option, is_default
+from agentrl.config.earlier import REMOVED, renewed
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
@@ -26,11 +27,6 @@ C = TypeVar("C")
 
 COMMAND, SOURCES = "command", "sources"
 """Keys of a file of settings that name the command they belong to, and where a run had each of them from."""
-
-REMOVED: dict[str, tuple[object, str]] = {
-    "learner_parts": (1, "was removed: a step is trained when all of its groups are there; --async overlaps generation and training"),
-}
-"""Settings of earlier versions: the value with which a run is the same without them, and what has become of them."""
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -134,20 +130,8 @@ def read_saved(data: Mapping[str, Any], source: str) -> TrainConfig:
     return build(TrainConfig, sections, source, "train")
 
 
-def refuse_removed(data: Mapping[str, Any], source: str) -> None:
-    """Refuse a removed setting with which a training would be another one than without it.
-
-    Raises:
-        ConfigError: If there is one.
-    """
-    for key, value in data.items():
-        neutral, problem = REMOVED.get(_name(key), (value, ""))
-        if value != neutral:
-            raise ConfigError(f"{source}: {key}", value, problem, f"Delete it there, or set it to {neutral}.")
-
-
 def flattened(data: Mapping[str, Any], source: str = "config") -> dict[str, Any]:
-    """Return the settings of a file by name, whatever tables they stand in: those of this version or of an earlier one.
+    """Return the settings of a file by name, whatever tables they stand in; in place of those of earlier versions stand those of this one.
 
     Raises:
         ConfigError: If one is given twice.
@@ -157,7 +141,7 @@ def flattened(data: Mapping[str, Any], source: str = "config") -> dict[str, Any]
         if (name := _name(key)) in flat:
             raise ConfigError(f"{source}: {key}", value, "is given twice", "Keep one of the two.")
         flat[name] = value
-    return {name: value for name, value in flat.items() if name != COMMAND}
+    return renewed({name: value for name, value in flat.items() if name != COMMAND})
 
 
 def _pairs(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from agentrl.config.sections import Setting, changed, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin, restorable
 from agentrl.core.settings import UserFile, flag
+from agentrl.track.plan import is_service
 
 
 def resolve_plugins(config: TrainConfig) -> TrainConfig:
@@ -41,7 +42,7 @@ def _value(config: TrainConfig, setting: Setting) -> Any:
 
 
 def _resolved(config: TrainConfig, field: str, value: str) -> str:
-    if not is_plugin(value):
+    if not _is_file(value):
         return value
     try:
         return resolve_plugin(flag(field), value)
@@ -76,5 +77,9 @@ def _named(config: TrainConfig) -> Iterator[tuple[Setting, str]]:
     for setting in _user_files():
         value = _value(config, setting)
         for item in value if isinstance(value, tuple) else (value,):
-            if is_plugin(item):
+            if _is_file(item):
                 yield setting, item
+
+
+def _is_file(value: str) -> bool:
+    return is_plugin(value) and not is_service(value)

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
@@ -30,7 +31,6 @@ from agentrl.rollout.partner_specs import partner_specs
 from agentrl.rollout.plan import RewardConfig
 from agentrl.suites.registry import scheme_of
 from agentrl.suites.scheme import JUDGE, REWARD
-from agentrl.track.plan import RecordConfig
 
 
 def prompts_exist(config: PlaySettings) -> None:
@@ -194,8 +194,8 @@ def judged_agent(config: PlaySettings) -> str:
     if urls.endswith(".py"):
         agent = urls
     else:
-        options = f"timeout_s={config.rollout.reward_timeout_s:g}&batch_size={config.rollout.reward_batch_size}"
-        agent = f"reward:{','.join(url.strip() for url in urls.split(','))}#{options}"
+        # A run of an earlier version, whose batches could be set, has the size in the name of its environment.
+        agent = f"reward:{','.join(url.strip() for url in urls.split(','))}#timeout_s={config.rollout.reward_timeout_s:g}&batch_size=64"
     # A saved address that lacks its credentials contradicts nothing: the one that is given now takes its place.
     if given and HIDDEN not in given and given.partition("#")[0] != agent.partition("#")[0]:
         raise ConfigError("--remote-rm-url", urls, f"--agent {given} says already what judges", "Leave out one of the two.")
@@ -224,6 +224,8 @@ def judged_by_models(config: PlaySettings) -> bool:
 def _reward_models_can_judge(config: PlaySettings) -> None:
     reward = config.reward
     if not reward.reward_model:
+        if isinstance(config, TrainConfig) and config.flow.group_reward:
+            reward = replace(reward, environment_reward_weight=RewardConfig.environment_reward_weight)
         refuse_set(reward, (), "has no effect without a reward model", "Add --reward-model, or leave it out.")
         return
     if len(reward.weights) != len(reward.reward_model) or not all(map(math.isfinite, reward.weights)):
@@ -235,13 +237,11 @@ def _reward_models_can_judge(config: PlaySettings) -> None:
         problem = "does not go with penalties for length (--overlong-buffer, --stop-properly-penalty), which it would scale as well"
         raise ConfigError("--environment-reward-weight", reward.environment_reward_weight, problem, "Leave out one of the two.")
     for model in reward.reward_model:
-        reward_model_facts(model, reward.value_head_prefix)
+        reward_model_facts(model)
 
 
 def _partners_can_play(config: PlaySettings) -> None:
-    if not any(spec.kind == "past" for spec in partner_specs(config.partner)):
-        problem = "has no effect without --partner NAME=past"
-        refuse_set(config.partner, ("partner_every", "partner_pool"), problem, "Add it, or leave this out.")
+    partner_specs(config.partner)
 
 
 def _reward_servers_can_be_asked(config: PlaySettings) -> None:
@@ -301,13 +301,6 @@ def _requests_have_episodes(config: TrainConfig) -> None:
         raise ConfigError("--record-requests", "on", problem, "Give another --record, or leave it out.")
 
 
-def _budget_is_used(config: TrainConfig) -> None:
-    record, usual = config.record, RecordConfig().record_mib
-    if record.record != "budget" and record.record_mib != usual:
-        problem = f"has no effect with --record {record.record}"
-        raise ConfigError("--record-mib", record.record_mib, problem, f"Give --record budget, or leave it at {usual:g}.")
-
-
 def _model_can_be_uploaded(config: TrainConfig) -> None:
     if config.record.push_to_hub and (config.record.push_to_hub.count("/") != 1 or not config.record.save_model):
         problem = "is not ORGANISATION/NAME" if config.record.save_model else "needs the model, which --no-save-model leaves out"
@@ -346,7 +339,6 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     check_lora,
     check_learner,
     _requests_have_episodes,
-    _budget_is_used,
     _model_can_be_uploaded,
     *EVAL_RULES,
     _copies_have_checkpoints,

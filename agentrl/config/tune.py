@@ -172,10 +172,8 @@ class OptimConfig:
     which keeps its state in 8 bits (``pip install 'agentrl[qlora]'``)."""
     weight_decay: NonNegative = 0.0
     """Weight decay of matrices; vectors do not decay."""
-    adam_beta1: Fraction = BETAS[0]
-    """AdamW first-moment decay."""
-    adam_beta2: Fraction = BETAS[1]
-    """AdamW second-moment decay."""
+    adam_betas: tuple[Fraction, Fraction] = BETAS
+    """Decay rates of AdamW's two moments."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
     zero_stage: Annotated[int, Ge(0), Le(3)] = 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from agentrl.core.errors import ConfigError
+from agentrl.core.named_args import parse_named_args
 from agentrl.core.plugins import suggest
 
 FLAG = "--engine-args"
@@ -25,7 +24,6 @@ OURS = {
     "max_num_seqs": "--max-num-seqs",
     "kv_cache_memory_bytes": "--kv-cache-gib",
     "gpu_memory_utilization": "--gpu-memory-utilization",
-    "enforce_eager": "--enforce-eager",
     "trust_remote_code": "--trust-remote-code",
     "seed": "--seed",
     "enable_lora": "--publish",
@@ -44,25 +42,9 @@ NATIVE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _TYPES: dict[str, type | tuple[type, ...]] = {"bool": bool, "int": int, "float": (int, float), "str": str}
 
 
-def parse_engine_args(words: Sequence[str]) -> dict[str, Any]:
-    """Return arguments by name: a value is JSON if it reads as such, else text; a name alone stands for true."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        try:
-            found[_field(name)] = json.loads(value) if equals else True
-        except ValueError:
-            found[_field(name)] = {"True": True, "False": False, "None": None}.get(value, value)
-    return found
-
-
-def _field(name: str) -> str:
-    return name.strip().lstrip("-").replace("-", "_")
-
-
 def workers_per_engine(tensor_parallel_size: int, words: Sequence[str]) -> int:
     """Return the number of vLLM's workers, and so of GPUs, of one engine."""
-    pipeline = parse_engine_args(words).get("pipeline_parallel_size", 1)
+    pipeline = parse_named_args(words).get("pipeline_parallel_size", 1)
     return tensor_parallel_size * (pipeline if isinstance(pipeline, int) else 1)
 
 
@@ -72,7 +54,7 @@ def check_engine_args(words: Sequence[str]) -> None:
     Raises:
         ConfigError: If vLLM knows no such argument, a flag or training itself sets it, or its value is of another type.
     """
-    for name, value in parse_engine_args(words).items():
+    for name, value in parse_named_args(words).items():
         if name in OURS or name.startswith("data_parallel"):
             raise ConfigError(FLAG, name, "has a flag of its own", f"Use {OURS.get(name, '--num-engines')}.")
         if name in FIXED:

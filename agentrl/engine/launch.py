@@ -14,10 +14,10 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentrl.core.model_shape import engine_context, mutual_layers, placeholder_ids, trained_positions
+from agentrl.core.named_args import parse_named_args
 from agentrl.core.protocols import Structure
 from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
-from agentrl.engine.engine_args import parse_engine_args
 from agentrl.engine.failures import Failures
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
@@ -52,7 +52,7 @@ def image_problem(config: Any, device: str) -> str:
 def build(settings: EngineSettings, failures: Failures) -> AsyncLLM:
     """Load the model and start the engine: its core in a process, which notes its failures, or on a thread of this process."""
     check_vllm()
-    own = parse_engine_args(settings.engine.engine_args)
+    own = parse_named_args(settings.engine.engine_args)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
     on_device = _cuda if settings.device == "cuda" else _cpu
     arguments = AsyncEngineArgs(**{**_common(settings, config), **on_device(settings, config), **own})
@@ -154,7 +154,6 @@ def _cuda(settings: EngineSettings, config: Any) -> dict[str, Any]:
         "max_model_len": settings.engine.max_model_len or trained_positions(config) or None,
         "gpu_memory_utilization": settings.engine.memory_share(settings.weights, torch.cuda.get_device_properties(0).total_memory),
         "enable_sleep_mode": settings.weights.sleeps,
-        "enforce_eager": settings.engine.enforce_eager,
     }
 
 

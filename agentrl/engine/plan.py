@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from agentrl.core.named_args import parse_named_args
 from agentrl.core.settings import Alias, Count, CountOrZero, Positive, ResumeMayChange, Share, UserFile
-from agentrl.engine.engine_args import parse_engine_args, workers_per_engine
+from agentrl.engine.engine_args import workers_per_engine
 from agentrl.engine.facts import AUTO, ENGINES, OWN, EngineFacts, installed_engine
 from agentrl.weights.plan import WeightsConfig
 
@@ -41,8 +42,6 @@ class EngineConfig:
     """Replace an engine that is busy for this many seconds and finishes no request."""
     max_engine_restarts: Annotated[CountOrZero, ResumeMayChange] = 3
     """Times that a lost engine is started again before the run goes on without it, or ends if none is left."""
-    enforce_eager: Annotated[bool, ResumeMayChange] = False
-    """Do not capture CUDA graphs; always so on CPU."""
 
     @property
     def name(self) -> str:
@@ -72,7 +71,7 @@ class EngineConfig:
     @property
     def quantizes(self) -> bool:
         """True if an argument of vLLM's has its weights quantised, which are then other numbers than the learner's."""
-        return "quantization" in parse_engine_args(self.engine_args)
+        return "quantization" in parse_named_args(self.engine_args)
 
     def memory_share(self, weights: WeightsConfig, gpu_bytes: float) -> float:
         """Return the share of a GPU of `gpu_bytes` that an engine may take; half of one whose learner's needs are not known."""

@@ -13,7 +13,7 @@ from agentrl.core.language_models import CLASSES
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.core.types import Message
-from agentrl.engine.reward_model_facts import FLAG, RewardModelFacts, RewardModelSettings, reward_model_facts
+from agentrl.engine.reward_model_facts import FLAG, NAMED_HEAD, RewardModelFacts, RewardModelSettings, reward_model_facts
 from agentrl.env.plan import ImageConfig
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.images import ImageReader, open_reader
@@ -75,7 +75,7 @@ class RewardModel:
         if settings.policy:
             policy = ChatCodec(load_tokenizer(settings.policy, trust_remote_code=settings.trust_remote_code))
             self._same_template = _rendered(policy) == _rendered(self._codec)
-        self._facts = facts = reward_model_facts(_local(settings.model), settings.head)
+        self._facts = facts = reward_model_facts(_local(settings.model))
         on_cpu = settings.device == "cpu"
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": torch.float32 if on_cpu else torch.bfloat16}[settings.dtype]
         renamed = {} if facts.head == "score" else {"key_mapping": {rf"^{facts.head}\.": "score."}}
@@ -99,7 +99,7 @@ class RewardModel:
         # Frequencies of rotary positions are computed, and need not be in the files.
         if missing := sorted(key for key in report["missing_keys"] if not key.endswith("rotary_emb.inv_freq")):
             problem = f"its files hold no weights for {', '.join(missing[:3])}"
-            raise ConfigError(FLAG, settings.model, problem, "Train one with agentrl reward-model, or see --value-head-prefix.")
+            raise ConfigError(FLAG, settings.model, problem, f"Train one with agentrl reward-model, or {NAMED_HEAD}.")
         self._model = model.to(settings.device).eval()
         self._reader = None if facts.per_step else open_reader(_local(settings.model), UNLIMITED, trust_remote_code=trusted)
         own = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 0)

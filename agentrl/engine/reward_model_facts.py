@@ -13,6 +13,8 @@ from agentrl.core.errors import ConfigError
 FLAG = "--reward-model"
 HEADS = ("score", "value_head", "reward_head", "v_head")
 """Names that systems give to the layer that makes a score of the last hidden state; transformers writes ``score``."""
+NAMED_HEAD = "name its layer as value_head_prefix in its config.json"
+"""Remedy for a reward model whose head has another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class RewardModelSettings:
 
     model: str  # directory or hub name
     policy: str = ""  # model whose chat template rendered the texts; empty: they are taken as texts for this model
-    head: str = ""  # name of the layer that makes the score; empty: found in the files
+
     device: str = "cpu"
     dtype: str = "auto"  # float32, bfloat16, or auto: float32 on CPU, bfloat16 elsewhere
     batch_size: int = 64  # texts that go through the model at once
@@ -39,12 +41,12 @@ class RewardModelSettings:
     as_messages: bool = False  # texts come as chat messages
 
 
-def reward_model_facts(model: str, head: str = "", name: str = FLAG) -> RewardModelFacts:
+def reward_model_facts(model: str, name: str = FLAG) -> RewardModelFacts:
     """Return what the files of a model say; a hub name without files here gives the defaults.
 
     Args:
         model: Directory or hub name.
-        head: Name of the layer that makes the score; empty to find it.
+
         name: The flag that named the model, for messages.
 
     Raises:
@@ -52,7 +54,7 @@ def reward_model_facts(model: str, head: str = "", name: str = FLAG) -> RewardMo
     """
     folder = Path(model).expanduser()
     if not folder.exists() and not model.startswith((".", "/", "~")) and len(model.split("/")) <= 2:
-        return RewardModelFacts(head=head or "score")
+        return RewardModelFacts()
     if not (folder / "config.json").is_file():
         if holds_adapter(folder):
             raise ConfigError(name, model, "holds an adapter without its model", f"Write the whole model: agentrl merge {model} OUT.")
@@ -60,12 +62,11 @@ def reward_model_facts(model: str, head: str = "", name: str = FLAG) -> RewardMo
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = str(next(iter(config.get("architectures") or ()), ""))
     per_step, shapes = kind.endswith("ForTokenClassification"), tensor_shapes(folder)
-    candidates = (head,) if head else (*filter(None, [config.get("value_head_prefix")]), *HEADS)
+    candidates = (*filter(None, [config.get("value_head_prefix")]), *HEADS)
     found = next((part for part in candidates if f"{part}.weight" in shapes), None)
     if found is None:
-        problem = f"has no layer {head}.weight" if head else f"has no head that makes a score ({kind or 'no architecture'})"
-        remedy = "Train one with agentrl reward-model, or name its layer with --value-head-prefix."
-        raise ConfigError(name, model, problem, remedy)
+        problem = f"has no head that makes a score ({kind or 'no architecture'})"
+        raise ConfigError(name, model, problem, f"Train one with agentrl reward-model, or {NAMED_HEAD}.")
     size = shapes[f"{found}.weight"][0]
     if size != (2 if per_step else 1):
         problem = f"its head {found}.weight has {size} outputs, and a reward model has {'2, wrong and right' if per_step else '1'}"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from annotated_types import Ge
-
 from agentrl.core.errors import ConfigError
+from agentrl.core.named_args import parse_named_args
 from agentrl.core.sandboxes import DEFAULT_IMAGE
-from agentrl.core.settings import Alias, Count, CountOrZero, Positive, ResumeMayChange, listed
+from agentrl.core.settings import Alias, Count, CountOrZero, ResumeMayChange, listed
 
+LEAST_LIMITS: Mapping[str, float] = MappingProxyType({"memory_mib": 1, "cpu_s": 1e-3, "file_mib": 1, "processes": 0, "open_files": 16})
+"""Limits of ``--env-limits``, with their smallest values."""
 ANSWER = "answer:"
 """Specification of the environment that ends after one answer and leaves the reward to ``--reward-model``."""
 
@@ -92,20 +95,29 @@ class IsolationConfig:
 
     env_isolation: Literal["none", "process"] = "none"
     """``process`` plays every episode in a process of its own; ``none`` in the rollout worker."""
-    env_memory_mib: Count = 1024
-    """Memory of an episode beyond what importing the file took, MiB."""
-    env_cpu_s: Positive = 600.0
-    """CPU seconds of an episode."""
-    env_file_mib: Count = 256
-    """Size of a file that an episode writes, MiB."""
-    env_processes: CountOrZero = 32
-    """Processes that an episode may have started and that still run."""
-    env_open_files: Annotated[int, Ge(16)] = 512
-    """Open files and sockets of an episode."""
+    env_limits: tuple[str, ...] = ()
+    """Limits of what an episode uses, as ``name=number``: ``memory_mib`` beyond what importing the file took (1024), ``cpu_s`` of CPU time
+    (600), ``file_mib`` of a file that it writes (256), ``processes`` that it started (32), ``open_files`` and sockets (512)."""
     env_pass: tuple[str, ...] = ()
     """Names of environment variables that an episode is given besides ``PATH``, ``HOME``, ``LANG``, ``PYTHON*`` and the like."""
     env_reuse: Count = 1
     """Episodes that a process plays one after another; 1 begins each in the state that importing the file left."""
+
+    def __post_init__(self) -> None:
+        for name, value in parse_named_args(self.env_limits).items():
+            least = LEAST_LIMITS.get(name)
+            if least is None:
+                raise ConfigError("--env-limits", name, "is no limit", f"Choose of {', '.join(LEAST_LIMITS)}.")
+            whole = name != "cpu_s"
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value < least:
+                wanted = f"an integer from {least}" if whole else "a number above 0"
+                raise ConfigError("--env-limits", f"{name}={value}", f"must be {wanted}", "Correct the value.")
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits in `env_limits`, by name."""
+        given = parse_named_args(self.env_limits)
+        return {name: float(value) if name == "cpu_s" else value for name, value in given.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +139,6 @@ class SandboxConfig:
     sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
     """Sandboxes of the run that are open at a time on a machine, in all rollout workers; an episode that needs its first one waits. 0: no
     limit."""
-    sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0
-    """Programs of a rollout worker whose sandboxes start at a time, apart from those that run. 0: two for each core."""
     mcp: Annotated[tuple[str, ...], ResumeMayChange] = ()
     """Servers of the Model Context Protocol whose tools a `ToolEnv` offers besides its own: for each its command, its address
     (``http://HOST:PORT/mcp``), or a JSON file with ``mcpServers``."""

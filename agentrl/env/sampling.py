@@ -30,7 +30,7 @@ class Sampling:
     """Settings of a `TaskSampler`."""
 
     rule: str  # ``curriculum``, or a key of `PRIORITIES`
-    exploration: float = 0.1  # share of the draws that any task may get, whatever its pass rate
+    exploration: float = 0.1  # share of the draws that goes to all tasks alike, so that no pass rate stays unknown
     difficulty_key: str = ""  # number in a task's metadata by which the curriculum orders tasks of the same pass rate, the smallest first
 
 
@@ -120,7 +120,5 @@ def _number(task: Task, key: str) -> float:
         return 0.0
     value = task.metadata.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DataError(
-            f"metadata[{key!r}]", value, f"of task {task.id} is no number", "Give each task one, or leave out --curriculum-key."
-        )
+        raise DataError(f"metadata[{key!r}]", value, f"of task {task.id} is no number", f"Give each task one, or leave out `:{key}`.")
     return float(value)

@@ -167,7 +167,7 @@ class Health:
         if reason is None or len(self._verdicts) < self._settings.pass_window:
             return
         passed = sum(verdict is None for verdict in self._verdicts)
-        if passed < self._settings.flow.min_pass_rate * self._settings.pass_window:
+        if passed < self._settings.min_pass_rate * self._settings.pass_window:
             raise NothingToTrainError(
                 f"only {passed} of the last {len(self._verdicts)} groups passed the filter ({self.filter_reasons()}). The tasks are "
                 "too easy or too hard for this model, or the reward never differs within a group: widen "

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
-from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange, Share, UserFile
+from agentrl.core.errors import ConfigError
+from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, ResumeMayChange, Share, UserFile
+
+TASK_RULES = ("epochs", "curriculum", "failures", "learnability")
+"""Values of ``--task-sampling``, beside ``curriculum:KEY``."""
+BRANCH_ENTROPY = 0.2
+
+
+def is_task_rule(rule: str) -> bool:
+    """Return True for a value of ``--task-sampling``."""
+    return rule in TASK_RULES or rule.removeprefix("curriculum:") not in ("", rule)
+
+
+def branch_entropy(at: str) -> float:
+    """Return the nats per token that a value of ``--branch-at`` names: ``entropy`` or ``entropy:0.5``.
+
+    Raises:
+        ConfigError: If it has another form.
+    """
+    kind, colon, number = at.partition(":")
+    try:
+        nats = float(number) if colon else BRANCH_ENTROPY
+    except ValueError:
+        nats = math.nan
+    if kind != "entropy" or not nats >= 0:
+        raise ConfigError("--branch-at", at, "names no turn", "Write the number of a turn from 1, entropy, entropy:0.5 or never.")
+    return nats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +53,8 @@ class TrainingConfig:
     checkpoint_upload: Annotated[str, ResumeMayChange] = ""
     """Folder for copies of complete checkpoints, made while the run goes on: an address (``s3://bucket/run``, ``gs://``, ``az://``) or a
     path. As many are kept as in the run's directory. ``--resume`` takes this address, and ``--resume auto`` looks there too."""
-    upload_timeout_s: Annotated[Positive, ResumeMayChange] = 1800.0
-    """Seconds that one copy to ``--checkpoint-upload`` may take, and that the end of a run waits for the last one."""
     stop_timeout_s: Annotated[NonNegative, ResumeMayChange] = 15.0
     """Seconds that a first SIGINT or SIGTERM leaves to the step under way and a checkpoint after it; then the run ends without."""
-    max_learner_restarts: Annotated[CountOrZero, ResumeMayChange] = 3
-    """Times that a run goes on from its last checkpoint by itself when a learner rank dies; without a checkpoint it ends."""
     resume: Annotated[str, ResumeMayChange] = ""
     """Directory of a run to continue with its own settings, or its ``--checkpoint-upload``; or ``auto``: continue the run in ``--run-dir``
     if there is one."""
@@ -81,13 +104,10 @@ class FlowConfig:
     """Generate while training; short for ``--max-staleness 1``."""
     max_staleness: Annotated[Annotated[int, Ge(0), Le(64)] | None, Alias("--async-queue-size")] = None
     """Optimizer steps a trained token may be older than the weights it trains; 0 is synchronous training."""
-    task_sampling: Literal["epochs", "curriculum", "failures", "learnability"] = "epochs"
+    task_sampling: str = "epochs"
     """Order of drawing tasks: ``epochs`` in an order of the seed; by the pass rate seen so far, ``curriculum`` (each task once, the easiest
-    first), or at random in proportion to 1 - rate (``failures``) or rate x (1 - rate) (``learnability``)."""
-    task_exploration: Share = 0.1
-    """With ``--task-sampling failures`` or ``learnability``: share of the draws that goes to all tasks alike."""
-    curriculum_key: str = ""
-    """With ``--task-sampling curriculum``: number in a task's metadata that orders tasks of the same pass rate, the smallest first."""
+    first; those of the same rate by the number under a key of their metadata, the smallest first, with ``curriculum:KEY``), or at random in
+    proportion to 1 - rate (``failures``) or rate x (1 - rate) (``learnability``)."""
     dynamic_filtering: bool = False
     """Train only on groups with different rewards and a mean score strictly inside ``--dynamic-filtering-range``."""
     dynamic_filtering_range: Annotated[tuple[float, float], Alias("--dynamic-filtering-reward-range")] = (0.0, 1.0)
@@ -98,27 +118,19 @@ class FlowConfig:
     """Reward that sees all episodes of a group: ``majority``, ``ranking``, ``diversity``, or a function of your own, ``file.py:name``."""
     group_reward_weight: float = 1.0
     """Factor of ``--group-reward``."""
-    group_reward_mode: Literal["add", "replace"] = "add"
-    """``add`` it to the environment's reward; ``replace`` this, which is then only measured, as score."""
-    min_pass_rate: Annotated[Fraction, ResumeMayChange] = 0.01
-    """Stop the run if a smaller share of the last groups (at least 512) passes the filter; 0 never stops it."""
     oversample: NonNegative = 0.0
     """Groups to start beyond those a step trains on, as a share of them; the first to finish are kept and the rest is dropped.
     Saves waiting for the slowest, favours short episodes, and makes even a synchronous run depend on timing."""
     group_quorum: Share = 1.0
     """Share of a group's episodes that have to end well before the group may be closed without the rest; 1: it waits for all. Saves
     waiting for the slowest, makes even a synchronous run depend on timing, and the policy learns less of what takes long."""
-    straggler_factor: Annotated[float, Gt(1)] = 3.0
-    """With ``--group-quorum``: how many times the median of those that ended the rest may take before it is withheld."""
-    branch_at: Annotated[int, Ge(1)] | Literal["never", "entropy"] = "never"
+    branch_at: Annotated[int, Ge(1)] | str = "never"
     """Fork episodes at the turn of this number, counted from 0, so that the returns of several continuations compare that turn; or, with
-    ``entropy``, at the first turn that the model is unsure of. Needs an environment with `snapshot` and `restore`, or
+    ``entropy``, at the first turn that the model is unsure of: whose mean of -log p over its first 16 tokens exceeds that of the first turn
+    by 0.2 nats per token, or by another number (``entropy:0.5``). Needs an environment with `snapshot` and `restore`, or
     ``--env-isolation process``."""
     branches: Annotated[int, Ge(2)] = 2
     """With ``--branch-at``: episodes of a group that share the turns before a fork, the one that was played from its beginning included."""
-    branch_entropy: NonNegative = 0.2
-    """With ``--branch-at entropy``: nats per token by which the mean of -log p over a turn's first 16 tokens exceeds that of the first
-    turn."""
     max_attempts: Annotated[Count, ResumeMayChange] = 2
     """Attempts at a group before it is dropped with its reason."""
     max_failure_rate: Annotated[Fraction, ResumeMayChange] = 0.5

@@ -31,6 +31,7 @@ class FlowPlan:
         max_concurrent_episodes: Episodes that may be under way at once beside one engine; 0: no limit of its own.
         normalizes_rewards: True if rewards are divided by the spread of those seen so far.
         stall_timeout_s: Seconds without progress after which the run ends with a diagnosis.
+        min_pass_rate: Share of the last groups that has to pass the filter; with a smaller one the run ends.
     """
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -41,6 +42,7 @@ class FlowPlan:
     max_concurrent_episodes: int = 0
     normalizes_rewards: bool = False
     stall_timeout_s: float = 600.0
+    min_pass_rate: float = 0.01
 
     @property
     def max_staleness(self) -> int:
@@ -86,7 +88,7 @@ class FlowPlan:
 
     @property
     def pass_window(self) -> int:
-        """Groups over which ``--min-pass-rate`` is judged, all of which must have been seen."""
+        """Groups over which `min_pass_rate` is judged, all of which must have been seen."""
         return max(512, 16 * self.flow.groups_per_step)
 
     def group_requests(self) -> Callable[..., GroupRequest]:

@@ -26,6 +26,9 @@ from agentrl.flow.checkpoint import CONFIG, FOLDER, LEARNER, PREFIX, PROGRESS, P
 
 _log = logging.getLogger(__name__)
 
+UPLOAD_TIMEOUT_S = 1800.0
+"""Seconds that one copy may take, and that the end of a run waits for the last one."""
+
 
 class Uploads:
     """Copies checkpoints to an address, one at a time, while the run goes on.
@@ -34,7 +37,9 @@ class Uploads:
     copies are kept. A copy that fails is told to `warn`, and counted; the next checkpoint is tried again.
     """
 
-    def __init__(self, address: str, learner: Learner, *, keep: int, timeout_s: float, warn: Callable[[str], None] = _log.warning) -> None:
+    def __init__(
+        self, address: str, learner: Learner, *, keep: int, timeout_s: float = UPLOAD_TIMEOUT_S, warn: Callable[[str], None] = _log.warning
+    ) -> None:
         self.address = address
         self._learner, self._keep, self._timeout_s, self._warn = learner, keep, timeout_s, warn
         self._waiting: Path | None = None
@@ -123,7 +128,7 @@ class Uploads:
 
 def _shown(error: BaseException, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"it took longer than --upload-timeout-s {timeout_s:g}"
+        return f"it took longer than {timeout_s:g} s"
     return str(error) if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
 
 

@@ -163,7 +163,7 @@ def _free_bytes(device: torch.device) -> float:
 
 def _load(policy: PolicyModel, settings: LearnerSettings, device: torch.device) -> PolicyModel:
     """Load the policy's model anew, to be laid out and computed as in the step; its weights are those of its files."""
-    plain = replace(settings.learner, tiled_mlp=False, compile_layers=False, activation_offload=False)
+    plain = replace(settings.learner, tiled_mlp=False, compile_layers=False, offload=())
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = load_model(replace(settings, learner=plain), trained=True)
     model.set_attn_implementation(policy.model.config._attn_implementation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
@@ -28,6 +28,23 @@ class Rules(Protocol):
         """Raise a `ConfigError` for the first setting that has no effect, or excludes another."""
 
 
+class Copies(Protocol):
+    """Memory for further copies of one trained model on one rank."""
+
+    def __call__(self, size: int, learner: Any, *, width: int) -> dict[str, float]:
+        """Return bytes by what they hold; arguments as those of `States`."""
+
+
+def _no_copies(size: int, learner: Any, *, width: int) -> dict[str, float]:
+    del size, learner, width
+    return {}
+
+
+def _nowhere(learner: Any) -> tuple[str, ...]:
+    del learner
+    return ()
+
+
 class States(Protocol):
     """Memory of one trained model on one rank."""
 
@@ -49,6 +66,8 @@ class BackendFacts:
     Attributes:
         check: Rules of its settings.
         states: Memory that it takes.
+        copies: Memory for further copies of what is trained.
+        on_gpu: Tells which of its settings need a GPU, as they are given: ``deepcompile``.
         packages: Packages that it needs beside torch and transformers.
         divides: It trains on several ranks, and may divide models among them.
         float32: It trains in float32 only.
@@ -57,6 +76,8 @@ class BackendFacts:
 
     check: Rules
     states: States
+    copies: Copies = _no_copies
+    on_gpu: Callable[[Any], tuple[str, ...]] = _nowhere
     packages: tuple[str, ...] = ()
     divides: bool = True
     float32: bool = False

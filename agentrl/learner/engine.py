@@ -29,6 +29,9 @@ from agentrl.learner.saved import Layout, SavedState
 from agentrl.learner.sequence import SequenceGroup
 from agentrl.learner.settings import LearnerSettings
 
+MAX_NONFINITE = 3
+"""Updates in a row whose gradient may be without a finite norm, each of them skipped, before a run ends."""
+
 
 class TrainEngine(ABC):
     """Trains one module: accumulate any number of micro-batches, then update.
@@ -63,17 +66,17 @@ class TrainEngine(ABC):
         """Clip and apply the accumulated gradient; return its global norm, or `None` if it was not finite and the update was skipped.
 
         Raises:
-            NonFiniteError: If more than ``max_nonfinite_steps`` updates in a row had to be skipped.
+            NonFiniteError: If `MAX_NONFINITE` updates in a row had to be skipped.
         """
         # Not by a scheduler, which counts updates: a step of the run may have several.
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._apply()
         self.skipped_in_a_row = 0 if norm is not None else self.skipped_in_a_row + 1
-        if self.skipped_in_a_row >= self.config.max_nonfinite_steps:
+        if self.skipped_in_a_row >= MAX_NONFINITE:
             raise NonFiniteError(
-                f"the gradient was not finite for {self.skipped_in_a_row} updates in a row (--max-nonfinite-steps); the weights are those "
-                "before the first of them. Lower --learning-rate or --max-grad-norm, or look for extreme rewards"
+                f"the gradient was not finite for {self.skipped_in_a_row} updates in a row; the weights are those before the first of "
+                "them. Lower --learning-rate or --max-grad-norm, or look for extreme rewards"
             )
         return norm
 
@@ -140,10 +143,10 @@ class Backend(ABC):
         return nullcontext(True)
 
     def freeze(self, module: nn.Module, config: LearnerConfig, device: torch.device, *, bf16: bool) -> nn.Module:
-        """Return a module that is only ever run forward, on the device or, with ``reference_offload``, in CPU memory."""
+        """Return a module that is only ever run forward, on the device or, if the ``reference`` is offloaded, in CPU memory."""
         del bf16
         module.eval().requires_grad_(False)
-        if not config.reference_offload:
+        if "reference" not in config.offload:
             return module.to(device)
         kept: Any = module
         return kept._apply(Tensor.pin_memory) if device.type == "cuda" else module

@@ -62,8 +62,8 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
         lora_alpha=lora.lora_alpha,
         target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else list(names),
         exclude_modules=[*bypassed, *outside_text(model)] or None,
-        use_rslora=lora.use_rslora,
-        use_dora=lora.use_dora,
+        use_rslora="rslora" in lora.lora_variant,
+        use_dora="dora" in lora.lora_variant,
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )

@@ -46,7 +46,7 @@ def load_value_backbone(settings: LearnerSettings, backend: Backend) -> Any:
 def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, trained: bool) -> Any:
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
     small = trained and settings.learner.load_in_4bit
-    kept_off = settings.learner.reference_offload and not trained
+    kept_off = "reference" in settings.learner.offload and not trained
     own = nullcontext(True) if backend is None else backend.loading(settings, trained=trained)
     with own as at_once, quiet_transformers():
         model = factory.from_pretrained(
@@ -73,7 +73,7 @@ def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, t
     if trained and settings.learner.compile_layers:
         compile_layers(model)
     if trained and settings.learner.gradient_checkpointing:
-        offload = settings.learner.activation_offload and settings.device == "cuda"
+        offload = "activations" in settings.learner.offload and settings.device == "cuda"
         model.gradient_checkpointing_enable({"use_reentrant": False}, offload=offload)
     return model
 

@@ -57,12 +57,8 @@ class OptimizerSettings(Protocol):
         """Decay of matrices; vectors do not decay."""
 
     @property
-    def adam_beta1(self) -> float:
-        """First-moment decay of Adam."""
-
-    @property
-    def adam_beta2(self) -> float:
-        """Second-moment decay of Adam."""
+    def adam_betas(self) -> tuple[float, float]:
+        """Decay rates of the moments of Adam."""
 
     @property
     def zero_stage(self) -> int:

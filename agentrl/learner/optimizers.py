@@ -68,7 +68,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings, parameters: 
         parameters: Access to the parameters of the model, which may be in parts.
     """
     groups = parameter_groups(module, settings, parameters)
-    rate, betas = settings.learning_rate, (settings.adam_beta1, settings.adam_beta2)
+    rate, betas = settings.learning_rate, settings.adam_betas
     if settings.optimizer == "muon":
         return MuonWithAdamW(groups, lr=rate, betas=betas)
     if settings.optimizer == "adafactor":

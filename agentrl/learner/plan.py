@@ -23,15 +23,10 @@ class LearnerConfig:
     zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 2
     """DeepSpeed ZeRO stage, 0 to 3; in bfloat16 0 means 1, which sums the gradients of micro-batches in float32. By optimizer: 0 for
     ``muon`` and ``adafactor``, and with ``--learner-backend torch``, unless given."""
-    zero_hpz_size: Count = 1
-    """Ranks, those of one machine, that also hold the whole parameters among themselves, so that the backward pass gathers no weights from
-    other machines (hpZ, ZeRO 3); divides ``--num-learners``."""
-    zero_quantized_weights: bool = False
-    """Gather parameters in 8 bits (ZeRO 3, GPU)."""
-    zero_quantized_gradients: bool = False
-    """Sum gradients over ranks in 4 bits within a machine and 8 between machines (ZeRO 3, GPU)."""
-    fp32_communication: bool = False
-    """Sum gradients over ranks in float32 where training is in bfloat16; twice the traffic (ZeRO 1 to 3)."""
+    deepspeed_args: tuple[str, ...] = ()
+    """Settings of DeepSpeed's configuration, as ``name=value``: ``zero_hpz_partition_size``, ``zero_quantized_weights`` and
+    ``zero_quantized_gradients`` (ZeRO 3), ``communication_data_type=fp32``, and ``deepcompile``, which compiles the whole policy. See
+    ``docs/large_models.md``."""
     learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU; float32 for ``--optimizer muon`` and ``adafactor``, and
     with ``--learner-backend torch``."""
@@ -50,18 +45,18 @@ class LearnerConfig:
     which keeps its state in 8 bits (``pip install 'agentrl[qlora]'``)."""
     weight_decay: Annotated[NonNegative, Alias("--l2")] = 0.0
     """Weight decay of matrices; vectors do not decay."""
-    adam_beta1: Fraction = BETAS[0]
-    """AdamW first-moment decay."""
-    adam_beta2: Fraction = BETAS[1]
-    """AdamW second-moment decay."""
+    adam_betas: tuple[Fraction, Fraction] = BETAS
+    """Decay rates of AdamW's two moments."""
     max_grad_norm: Annotated[Positive, Alias("--max-norm")] = 1.0
     """Gradients are scaled down to this global norm."""
     micro_batch_tokens: Annotated[Count, ResumeMayChange, Alias("--train-max-tokens-per-gpu", "--max-tokens-per-gpu")] = 16384
     """Tokens, padding included, that go through the model at once on one rank. By model, unless given: 8192 from 2e10 parameters."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time. By model, unless given: on from 5e8 parameters."""
-    activation_offload: bool = False
-    """Keep the activations that ``--gradient-checkpointing`` saves in CPU memory."""
+    offload: tuple[Literal["optimizer", "activations", "reference", "ema"], ...] = ()
+    """Parts kept in CPU memory (GPU training): the state of the ``optimizer``, which torch's AdamW then updates there (ZeRO 1 to 3); the
+    ``activations`` that ``--gradient-checkpointing`` saves; the models of ``--init-kl-coef`` and ``--teacher`` (``reference``), which
+    are on the GPU only while they score a step; the moving average of ``--ema-decay`` (``ema``)."""
     tiled_mlp: bool = False
     """Run the MLP of each layer over a part of the tokens at a time and again in the backward pass (long rows)."""
     sequence_parallel: Count = 1
@@ -78,16 +73,10 @@ class LearnerConfig:
     share_prompts: bool = True
     """Compute tokens with which rows of a group begin alike once, as a prefix tree: prompts, contexts of branches, turns before a fork.
     Only where the model attends to everything and the kernel is not ``eager``."""
-    optimizer_offload: Annotated[bool, Alias("--adam-offload")] = False
-    """Keep optimizer state in CPU memory, and update there by torch's fused AdamW (GPU training, ZeRO 1 to 3)."""
-    reference_offload: bool = False
-    """Keep the models of ``--init-kl-coef`` and ``--teacher`` in CPU memory, and on the GPU only while they score a step (GPU training)."""
-    ema_offload: bool = False
-    """Keep the moving average of ``--ema-decay`` in CPU memory (GPU training)."""
+
     compile_layers: bool = False
     """Compile each layer of the model with ``torch.compile``; the first steps take minutes (ZeRO 0 to 2)."""
-    deepcompile: bool = False
-    """Compile the whole policy with DeepSpeed's DeepCompile, which orders ZeRO's communication within the graph (GPU, ZeRO 1 to 3)."""
+
     load_in_4bit: bool = False
     """Keep the learner's frozen weights in 4 bits (QLoRA); needs ``pip install 'agentrl[qlora]'``."""
     ema_decay: Annotated[float, Ge(0), Lt(1)] | None = None
@@ -99,8 +88,6 @@ class LearnerConfig:
     """First steps in which only the critic is trained."""
     value_clip: Positive | None = 0.2
     """Distance that a value may move from its state when the batch was taken; none switches clipping off."""
-    max_nonfinite_steps: Annotated[Count, ResumeMayChange] = 3
-    """Stop after this many steps in a row whose gradient is not finite; each of them is skipped."""
 
     def dtype(self, device: Literal["cpu", "cuda"]) -> str:
         """Return the data type of training on this kind of device."""
@@ -125,10 +112,9 @@ class LoraConfig:
     """Layers with an adapter: names or their ends with commas between them, ``q_proj,v_proj``; ``all-linear``: all but the output layer."""
     lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of each adapter's inputs that a step leaves out, the same ones for all tokens and passes of the step."""
-    use_rslora: bool = False
-    """Scale by ``--lora-alpha`` over the square root of the rank (rsLoRA), so that high ranks do not learn more slowly."""
-    use_dora: bool = False
-    """Train the length of each row of a weight apart from its direction, which A and B change (DoRA); steps take longer."""
+    lora_variant: tuple[Literal["rslora", "dora"], ...] = ()
+    """``rslora`` scales by ``--lora-alpha`` over the square root of the rank, so that high ranks do not learn more slowly; ``dora`` trains
+    the length of each row of a weight apart from its direction, which A and B change, and takes longer."""
 
     @property
     def target_names(self) -> tuple[str, ...]:

@@ -44,14 +44,14 @@ class LearnerState:
     ) -> None:
         self.settings, self.backend, self.ranks, self.models = settings, backend, ranks, models
         self.algorithm, self.tokenizer = algorithm, tokenizer
-        self.kl = KLController(coefficient=settings.algo.init_kl_coef, target=settings.algo.kl_target, horizon=settings.algo.kl_horizon)
         algo = settings.algo
-        self.entropy = EntropyController(coefficient=algo.entropy_coef, target=algo.entropy_target, change=algo.entropy_coef_step)
+        self.kl = KLController(coefficient=algo.init_kl_coef, target=algo.kl_target)
+        self.entropy = EntropyController(coefficient=algo.entropy_coef, target=algo.entropy_target)
         self.alarm = MismatchAlarm(settings.max_mismatch, _comparison(settings, models))
         decay = settings.learner.ema_decay
         self.average = None
         if decay is not None:
-            self.average = WeightAverage(self.policy, decay, ranks, backend.parameters, offload=settings.learner.ema_offload)
+            self.average = WeightAverage(self.policy, decay, ranks, backend.parameters, offload="ema" in settings.learner.offload)
 
     @property
     def policy(self) -> Any:

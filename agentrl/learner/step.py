@@ -215,7 +215,7 @@ class TrainingStep:
         With a single update nothing else may need that: its own forward pass then starts from the same weights.
         """
         algo = self.algo
-        old = self.batch.logprobs if algo.reuse_behaviour_logprobs else None
+        old = self.batch.logprobs if algo.old_logprobs == "behaviour" else None
         only_scores = algo.aux_loss_coef == 0 and algo.top_entropy_share == 1.0
         if only_scores and (old is not None or not self._old_scores_are_needed(updates)):
             return OldScores(old=old)
@@ -265,7 +265,7 @@ class TrainingStep:
         return (micro.to(self.ranks.device) for micro in update.micros)
 
     def _old_scores_are_needed(self, updates: Sequence[Update]) -> bool:
-        several = len(updates) * self.algo.ppo_epochs > 1 and not self.algo.interpolate_old_logprobs
+        several = len(updates) * self.algo.ppo_epochs > 1 and self.algo.old_logprobs != "interpolated"
         in_reward = self.sampled_teacher or (self.models.reference is not None and not self.algo.use_kl_loss)
         chosen = self.algorithm
         whole = needs_whole_batch(chosen.correction, chosen.correction_options) or facts_of(chosen.loss).selects is not None
@@ -403,7 +403,7 @@ class TrainingStep:
         """Append the figures of recorded tokens to the run."""
         if self.annotator is not None:
             with self.clock.phase("annotate"):
-                self.annotator.write(self.step + 1, signals, behaviour_is_old=self.algo.reuse_behaviour_logprobs)
+                self.annotator.write(self.step + 1, signals, behaviour_is_old=self.algo.old_logprobs == "behaviour")
 
     def _describe(self, signals: UpdateTargets) -> None:
         """Record the metrics of the whole batch; only rank 0 records them."""

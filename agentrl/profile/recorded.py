@@ -97,7 +97,7 @@ def read_recorded(
     loads = [max(0.0, float(row.get("publish/seconds", 0.0)) - pause) for row, pause in zip(rows, pauses, strict=True)]
     plan = Plan(
         # Limits that end a real run must not end a simulated one.
-        settings=replace(settings, stall_timeout_s=1e9, flow=replace(settings.flow, min_pass_rate=0.0, max_failure_rate=1.0)),
+        settings=replace(settings, stall_timeout_s=1e9, min_pass_rate=0.0, flow=replace(settings.flow, max_failure_rate=1.0)),
         num_engines=num_engines,
         engine=EngineModel(token_s=1.0, max_sequences=max_sequences, pause_s=samples(pauses), load_s=samples(loads)),
         learner=_learner(rows, num_learners, notes),

@@ -12,10 +12,9 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
 from agentrl.core.operating_system import container_limit
 from agentrl.core.process import cuda_torch, num_gpus
-from agentrl.core.settings import flag
 from agentrl.resolve.sizing.memory import GIB
 from agentrl.resolve.sizing.plan import SPARE, Hardware, Plan, Workload, make_plan
-from agentrl.resolve.sizing.search import memory_remedy, remedies
+from agentrl.resolve.sizing.search import as_flag, memory_remedy, remedies
 from agentrl.track.tracker import RunWarning
 
 CERTAIN = 1.15
@@ -70,7 +69,7 @@ def savings(asked: TrainConfig, config: TrainConfig) -> str:
     """Return the flags that `with_shares` added to what was asked for; "" if there are none."""
     now, before = ({**vars(each.learner), "weight_bucket_mib": each.weights.weight_bucket_mib} for each in (config, asked))
     saved = {name: value for name, value in now.items() if value != before[name]}
-    return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in saved.items())
+    return " ".join(as_flag(name, value) for name, value in saved.items())
 
 
 def _longest(config: TrainConfig) -> Workload:

@@ -15,6 +15,7 @@ from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import sections_of
 from agentrl.core.annotations import FILE
+from agentrl.core.named_args import parse_named_args
 from agentrl.core.types import Task
 from agentrl.engine.adapters import SPARE_ADAPTERS
 from agentrl.engine.reward_model_facts import RewardModelSettings
@@ -25,6 +26,7 @@ from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import EvalPlan, check_kept_kind
 from agentrl.evaluation.plan import EvalConfig
+from agentrl.flow.plan import BRANCH_ENTROPY, branch_entropy
 from agentrl.flow.sizes import FlowPlan
 from agentrl.learner.settings import LearnerSettings
 from agentrl.rollout.episode_plan import PARTNERS, EpisodePlan, ForkSettings, StragglerPolicy
@@ -106,7 +108,7 @@ def _straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
     if config.flow.group_quorum == 1.0:
         return None
     least = flow_plan(config).min_members
-    return StragglerPolicy(quorum=config.flow.group_quorum, factor=config.flow.straggler_factor, least=least)
+    return StragglerPolicy(quorum=config.flow.group_quorum, least=least)
 
 
 def partner_folder(config: TrainConfig) -> str:
@@ -124,14 +126,21 @@ def _teaching(config: TrainConfig) -> TeachingSettings | None:
 
 
 def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:
-    flow, timeout_s = config.flow, config.rollout.reward_timeout_s
-    replaces, weight = flow.group_reward_mode == "replace", flow.group_reward_weight
-    return GroupRewardSettings(name=flow.group_reward, weight=weight, replaces=replaces, timeout_s=timeout_s) if flow.group_reward else None
+    flow, own, timeout_s = config.flow, config.reward.environment_reward_weight, config.rollout.reward_timeout_s
+    if not flow.group_reward:
+        return None
+    # Beside a reward model the environment's part has been weighted already.
+    replaces = own == 0 and not config.reward.reward_model
+    return GroupRewardSettings(name=flow.group_reward, weight=flow.group_reward_weight, replaces=replaces, timeout_s=timeout_s)
 
 
 def _forks(config: TrainConfig) -> ForkSettings | None:
-    flow, at = config.flow, config.flow.branch_at
-    return None if at == "never" else ForkSettings(at=at, branches=flow.branches, entropy=flow.branch_entropy)
+    at, branches = config.flow.branch_at, config.flow.branches
+    if at == "never":
+        return None
+    if isinstance(at, int):
+        return ForkSettings(at=at, branches=branches, entropy=BRANCH_ENTROPY)
+    return ForkSettings(at="entropy", branches=branches, entropy=branch_entropy(at))
 
 
 def engine_plan(config: PlaySettings, on: Device) -> EngineSettings:
@@ -158,11 +167,7 @@ def judge_plans(config: PlaySettings, on: Device) -> tuple[RewardModelSettings, 
     judge = RewardModelSettings(
         model="",
         policy=model_path(config.model.model),
-        head=reward.value_head_prefix,
         device=on if reward.reward_model_gpus else "cpu",
-        dtype=reward.reward_model_dtype,
-        batch_size=config.rollout.reward_batch_size,
-        max_tokens=reward.reward_model_max_tokens,
         trust_remote_code=config.model.trust_remote_code,
         as_messages=config.run.agent == ANSWER,
     )
@@ -204,7 +209,8 @@ def mismatch_limit(config: TrainConfig, on: Device) -> float | None:
         return asked
     dtypes = {config.engine.dtype(on), config.learner.dtype(on)}
     # Each of these has engine and learner compute something else on purpose.
-    apart = config.engine.engine_args or config.learner.load_in_4bit or config.lora.lora_dropout or config.weights.kv_on_publish == "keep"
+    arguments = set(parse_named_args(config.engine.engine_args)) - {"enforce_eager"}
+    apart = arguments or config.learner.load_in_4bit or config.lora.lora_dropout or config.weights.kv_on_publish == "keep"
     return 0.01 if dtypes == {"float32"} and not apart else 0.1
 
 
@@ -214,13 +220,12 @@ def sender_plan(config: TrainConfig, engine: EngineSettings) -> SenderPlan:
     adapter = None
     if weights.publish == "adapter":
         kept = config.flow.staleness + 1 + SPARE_ADAPTERS
-        adapter = AdapterPlan(rank=lora.lora_rank, alpha=lora.lora_alpha, rslora=lora.use_rslora, kept=kept)
+        adapter = AdapterPlan(rank=lora.lora_rank, alpha=lora.lora_alpha, rslora="rslora" in lora.lora_variant, kept=kept)
     return SenderPlan(
         transport=engine.transport,
         folder=run.run_dir.absolute() / "weights" if weights.weight_transport == "disk" and run.run_dir else None,
         held=run.evaluates_after if run.eval_engines else never,
         bucket_bytes=weights.weight_bucket_mib * 2**20,
-        timeout_s=weights.publish_timeout_s,
         workers=config.engine.gpus_per_engine,
         adapter=adapter,
     )
@@ -282,7 +287,8 @@ def training_tasks(config: PlaySettings, agent: AgentSpec) -> TaskSource:
     sampling = None
     if isinstance(config, TrainConfig) and config.flow.task_sampling != "epochs":
         flow = config.flow
-        sampling = Sampling(rule=flow.task_sampling, exploration=flow.task_exploration, difficulty_key=flow.curriculum_key)
+        rule, _, key = flow.task_sampling.partition(":")
+        sampling = Sampling(rule=rule, difficulty_key=key)
     return open_tasks(config.data, agent, seed=config.run.seed, sampling=sampling)
 
 

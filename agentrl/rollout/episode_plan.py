@@ -20,7 +20,7 @@ from agentrl.rollout.plan import EndpointConfig, ModelConfig, PartnerConfig, Pen
 
 TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "
-    "and without --reuse-behaviour-logprobs"
+    "and without --old-logprobs behaviour"
 )
 PARTNERS = "partners"
 """Folder of a run directory with earlier weights that play agents."""
@@ -33,7 +33,7 @@ class StragglerPolicy:
     """Conditions under which a group is closed without its late episodes."""
 
     quorum: float  # share of the episodes that must have ended well
-    factor: float  # time that the others may take, as a multiple of the median of those episodes
+    factor: float = 3.0  # time that the others may take, as a multiple of the median of those episodes
     least: int = 1  # episodes that must have ended well in any case
 
     def deadline_s(self, ended_s: Sequence[float], n_samples_per_prompt: int) -> float | None:
@@ -152,7 +152,6 @@ class EpisodePlan:
             run=self.run_name,
             url=chosen.sandbox_url,
             network=chosen.sandbox_network,
-            max_starting=chosen.sandbox_max_starting,
             max_running=chosen.sandbox_max_running,
             places=self.places if chosen.sandbox_max_running else "",
         )
@@ -205,12 +204,4 @@ def process_limits(isolation: IsolationConfig) -> ProcessLimits | None:
     """Return the limits of an episode's process; `None` if episodes run in the process of the rollout worker."""
     if isolation.env_isolation == "none":
         return None
-    return ProcessLimits(
-        memory_mib=isolation.env_memory_mib,
-        cpu_s=isolation.env_cpu_s,
-        file_mib=isolation.env_file_mib,
-        processes=isolation.env_processes,
-        open_files=isolation.env_open_files,
-        reuse=isolation.env_reuse,
-        passed=isolation.env_pass,
-    )
+    return replace(ProcessLimits(reuse=isolation.env_reuse, passed=isolation.env_pass), **isolation.limits)

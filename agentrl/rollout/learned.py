@@ -21,6 +21,8 @@ from agentrl.rollout.step_rewards import with_reward, with_steps
 
 METRIC = "reward_model/"
 """Beginning of the names of the metrics that reward models add to an episode."""
+MOST_SCORE = 10.0
+"""Scores are cut to this range around 0, after they are normalised and before they are weighted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class LearnedRewards:
         for name, found in scored.items():
             scale = None if group_request.eval_sampling else group_request.reward_scales.get(name) or self._own_scale(name)
             values = [normalized(value, scale) for value in found.values]
-            cut = [clipped(value, reward.reward_model_clip) for value in values]
+            cut = [clipped(value, MOST_SCORE) for value in values]
             paid = [self._weights[name] * self._punished(value, trajectory) for value in cut]
             for place, value in zip(found.places, paid, strict=True):
                 rewards[place] += value

@@ -5,26 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 from agentrl.core.errors import ConfigError
 from agentrl.rollout.plan import PartnerConfig
 
 FLAG = "--partner"
-FORMS = "Write NAME=past, NAME=model:DIR or NAME=endpoint:http://HOST:PORT/v1#model=NAME."
+FORMS = "Write NAME=past, NAME=past#every=50&pool=4, NAME=model:DIR or NAME=endpoint:http://HOST:PORT/v1#model=NAME."
 OPTIONS = ("model", "api_key_env")
 PartnerKind: TypeAlias = Literal["past", "model", "endpoint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartnerSpec:
-    """One agent and who plays it: kind, directory or address, and options of a service."""
+    """One agent and who plays it.
+
+    Attributes:
+        agent: Its name.
+        kind: Earlier weights of the run, a model, or a service.
+        where: Directory of the model, or address of the service.
+        options: Options of the service.
+        every: Steps after which the present weights join the earlier ones.
+        pool: Newest of the earlier weights that one is drawn from, for each group.
+    """
 
     agent: str
     kind: PartnerKind
     where: str = ""
     options: dict[str, str] = field(default_factory=dict)
+    every: int = 50
+    pool: int = 4
 
 
 def partner_specs(config: PartnerConfig) -> tuple[PartnerSpec, ...]:
@@ -37,7 +48,15 @@ def partner_specs(config: PartnerConfig) -> tuple[PartnerSpec, ...]:
     names = [spec.agent for spec in specs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(FLAG, ",".join(config.partner), f"names the agent {twice!r} twice", "Give each agent one partner.")
+    if len({(spec.every, spec.pool) for spec in specs if spec.kind == "past"}) > 1:
+        problem = "keeps earlier weights of a run in two ways"
+        raise ConfigError(FLAG, ",".join(config.partner), problem, "Give all of NAME=past the same #every= and pool=.")
     return specs
+
+
+def past_spec(config: PartnerConfig) -> PartnerSpec:
+    """Return the agent that earlier weights play; where there is none, one with the defaults."""
+    return next((spec for spec in partner_specs(config) if spec.kind == "past"), PartnerSpec(agent="", kind="past"))
 
 
 def check_partners(config: PartnerConfig, agents: Sequence[str], trained: Sequence[str], env: str) -> None:
@@ -63,9 +82,19 @@ def past_steps(version: int, every: int, pool: int) -> list[int]:
     return list(range(0, max(version, 1), every))[-pool:]
 
 
+def _read_past(agent: str, text: str) -> PartnerSpec:
+    words = dict(parse_qsl(text.partition("#")[2], keep_blank_values=True))
+    numbers: dict[str, Any] = {name: int(value) if value.isdecimal() else 0 for name, value in words.items()}
+    if not agent.isidentifier() or not numbers or set(numbers) - {"every", "pool"} or min(numbers.values()) < 1:
+        raise ConfigError(FLAG, text, "does not say after how many steps weights are kept, and how many", FORMS)
+    return PartnerSpec(agent=agent, kind="past", **numbers)
+
+
 def _read(text: str) -> PartnerSpec:
     agent, sign, who = text.partition("=")
     kind, _, where = who.partition(":")
+    if kind.startswith("past#"):
+        return _read_past(agent, text)
     if not sign or not agent.isidentifier() or kind not in ("past", "model", "endpoint") or bool(where) == (kind == "past"):
         raise ConfigError(FLAG, text, "does not say who plays which agent", FORMS)
     if kind == "past":

@@ -20,7 +20,7 @@ from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import make_codec
 from agentrl.rollout.episode_plan import EpisodePlan
 from agentrl.rollout.observers import SamplerEngine, written_turn
-from agentrl.rollout.partner_specs import PartnerSpec, partner_specs, past_steps
+from agentrl.rollout.partner_specs import PartnerSpec, partner_specs, past_spec, past_steps
 
 if TYPE_CHECKING:
     from agentrl.env.remote.http import JsonClient
@@ -113,7 +113,8 @@ class Partners:
 
     def _past(self, group_request: GroupRequest) -> tuple[int, str]:
         settings, task = self._settings, group_request.task
-        steps = past_steps(group_request.version, settings.partner.partner_every, settings.partner.partner_pool)
+        past = past_spec(settings.partner)
+        steps = past_steps(group_request.version, past.every, past.pool)
         step = steps[derive_seed(settings.seed, task.id, task.epoch, "partner") % len(steps)]
         return step, str(past_folder(Path(settings.partner_folder), step)) if step else settings.model.model
 
@@ -142,9 +143,9 @@ class Partners:
         return engine
 
     async def _drop_unused(self) -> None:
-        """Close the engines that were not used for the longest time, as far as they are more than `--partner-pool` with the next."""
+        """Close the engines that were not used for the longest time, as far as they are more than the pool with the next."""
         for where in [where for where in self._engines if not self._users[where]]:
-            if len(self._engines) < self._settings.partner.partner_pool:
+            if len(self._engines) < past_spec(self._settings.partner).pool:
                 return
             await self._engines.pop(where).close()
 

@@ -35,8 +35,6 @@ class RolloutConfig:
     """Deadline of a whole episode."""
     reward_timeout_s: Positive = 45.0
     """Deadline of an answer of ``--remote-rm-url``, further attempts included, and of the scores of ``--reward-model``."""
-    reward_batch_size: Count = 64
-    """Episodes whose answers go to ``--remote-rm-url`` in one request at most, or through a ``--reward-model`` at once."""
     max_concurrent_episodes: Annotated[CountOrZero, ResumeMayChange] = 0
     """Episodes under way at once beside one engine; whole groups are held back, the oldest first to begin. 0 follows the load of the
     engine: its KV cache and its queue."""
@@ -71,8 +69,6 @@ class EndpointConfig:
     train_branches: str = "all"
     """Branches of an episode that are trained: ``all``, ``agent`` (all but those of helpers, such as titles and summaries), ``final``
     (that of the last answer which can be trained), or names with commas."""
-    train_cancelled: bool = False
-    """Train what was sampled of streamed answers whose client left after their first token; else it is recorded as ``cancelled``."""
     forced_forms: Literal["hold", "free"] = "hold"
     """Answers whose form a request forces (a JSON schema, a tool call): ``hold`` them to it, untrained; or leave them ``free``, trained."""
     tool_parser: str = "auto"
@@ -123,24 +119,16 @@ class RewardConfig:
     reward_model_weights: tuple[float, ...] = ()
     """Factor of each of ``--reward-model``, in their order. Empty: 1 for each."""
     environment_reward_weight: float = 1.0
-    """Factor of the environment's own reward beside ``--reward-model``; with 0 it is only measured, as ``env/reward`` and as score."""
-    value_head_prefix: str = ""
-    """Name of the layer that makes the score, in the files of ``--reward-model``. Empty: ``score``, or what its ``config.json`` says."""
+    """Factor of the environment's own reward beside ``--reward-model`` or ``--group-reward``; with 0 it is only measured, as ``env/reward``
+    and as score."""
     normalize_reward: bool = False
-    """Subtract the running mean of each model's scores and divide by their running standard deviation, over the steps trained so far."""
-    reward_model_clip: Positive = 10.0
-    """Scores of ``--reward-model`` are cut to this range around 0, after they are normalised and before they are weighted."""
-    reward_model_max_tokens: CountOrZero = 0
-    """Tokens that a reward model reads; of a longer episode the last ones. 0: the context length of the model."""
+    """Subtract the running mean of each model's scores and divide by their running standard deviation, over the steps trained so far. After
+    that, and before they are weighted, scores are cut at 10 and -10."""
     process_reward_at: Literal["turn", "step"] = "turn"
     """Token at which the reward of a process reward model is paid: the last of the ``turn``, or the last of its worst ``step``, so that
     what comes after is not blamed for it."""
-    reward_model_workers: Count = 1
-    """Processes per reward model; the episodes are divided among them."""
     reward_model_gpus: NonNegative = 1.0
     """GPUs of each of these processes, or a share of one, as 0.25; without effect where there are none."""
-    reward_model_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of a reward model's weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -176,9 +164,6 @@ class PartnerConfig:
     """Agents that the policy does not play."""
 
     partner: tuple[str, ...] = ()
-    """Agents that the policy does not play, and who does: ``NAME=past``, earlier weights of this run (self-play); ``NAME=model:DIR``,
-    another model; ``NAME=endpoint:URL#model=M``, a service like OpenAI's. They are not trained."""
-    partner_every: Count = 50
-    """Steps after which the present weights join those of ``NAME=past``, again and again."""
-    partner_pool: Count = 4
-    """Newest of the earlier weights that ``NAME=past`` is drawn from, for each group; the model to begin with is one of them at first."""
+    """Agents that the policy does not play, and who does: ``NAME=past``, earlier weights of this run (self-play), kept after each 50 steps,
+    of which one of the newest 4 is drawn for each group (``NAME=past#every=50&pool=4``; at first the model to begin with is one of them);
+    ``NAME=model:DIR``, another model; ``NAME=endpoint:URL#model=M``, a service like OpenAI's. They are not trained."""

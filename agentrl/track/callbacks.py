@@ -225,8 +225,9 @@ class UserCallbacks:
         if late:
             each.lost = True
             self._thread = self._thread if is_async else _Thread()  # the other callbacks do not wait behind the lost one
-            remedy = "Let it return earlier, or raise --callback-timeout-s"
-            raise CallbackError(f"{where} did not return within {self._timeout_s:g} s. {remedy}.")
+            raise CallbackError(
+                f"{where} did not return within {self._timeout_s:g} s. Let it return earlier, or leave the work to a thread."
+            )
         if work.cancelled():
             raise CallbackError(f"{where} cancelled the task that called it")
         result, error = work.result()

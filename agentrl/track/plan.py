@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from agentrl.core.recording import RecordBudget
 from agentrl.core.settings import Alias, Positive, ResumeMayChange, UserFile
 
 Record = Literal["none", "sample", "all"]
-RunRecord = Literal["none", "sample", "budget", "all"]
+RunRecord: TypeAlias = Literal["none", "sample", "all"] | Positive
+"""Values of ``--record``; a number is that of MiB."""
 
 MIB = 2**20
 RECORD_BYTES, TOKEN_BYTES = 2000, 25
 """Size that the record of an episode is taken to have before one was written: of its frame, and of each token that it may sample."""
 
+SERVICES = ("wandb", "trackio")
+"""Services of metrics, which are the names of their packages too."""
+
+
+def is_service(sink: str) -> bool:
+    """Return True for a value of ``--sink`` that names a service and its project."""
+    service, _, project = sink.partition(":")
+    return service in SERVICES and bool(project)
+
 
 def num_recorded(record: RunRecord, episodes: int) -> int:
     """Return how many of a group's `episodes` are recorded in any case."""
-    return {"none": 0, "sample": 1, "budget": 1, "all": episodes}[record]
+    return {"none": 0, "all": episodes}.get(str(record), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,31 +37,24 @@ class TrackConfig:
 
     tensorboard: Annotated[bool, ResumeMayChange, Alias("--use-tensorboard")] = True
     """Write TensorBoard event files."""
-    wandb_project: Annotated[str, ResumeMayChange] = ""
-    """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
-    trackio_project: Annotated[str, ResumeMayChange] = ""
-    """Trackio project; empty: off. Needs ``pip install trackio``."""
     sink: Annotated[tuple[str, ...], ResumeMayChange, UserFile] = ()
-    """Metric sink of your own, ``file.py:Name``, beside the others; may be given several times. See ``docs/callbacks.md``."""
+    """Further sinks of metrics; may be given several times: ``wandb:PROJECT`` of Weights & Biases (``pip install wandb``),
+    ``trackio:PROJECT`` (``pip install trackio``), or a class of your own, ``file.py:Name``. See ``docs/callbacks.md``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordConfig:
     """Records of a training run, and its model."""
 
-    record: Annotated[RunRecord, ResumeMayChange] = "budget"
-    """Trajectories written to ``trajectories.jsonl``: ``none``; ``sample``, one per group; ``budget``, every one as far as ``--record-mib``
-    allows, else one per group; or ``all``. In evaluations, ``budget`` records one of each task, to ``eval_trajectories.jsonl``."""
-    record_mib: Annotated[Positive, ResumeMayChange] = 256.0
-    """With ``--record budget``: MiB of ``trajectories.jsonl`` and ``requests.jsonl`` together. Each step has an equal share, and what the
-    steps before it left; one episode of each group is recorded even where the share is used up."""
+    record: Annotated[RunRecord, ResumeMayChange] = 256.0
+    """Trajectories written to ``trajectories.jsonl``: ``none``; ``sample``, one per group; ``all``; or a number: all, as far as so many MiB
+    of ``trajectories.jsonl`` and ``requests.jsonl`` together allow, of which each step has an equal share and what the steps before
+    it left, else one per group. In evaluations a number records one of each task, to ``eval_trajectories.jsonl``."""
     annotate: Annotated[bool, ResumeMayChange] = True
     """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
     entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""
     callback: Annotated[tuple[str, ...], ResumeMayChange, UserFile] = ()
     """Class that follows the run, ``file.py:Name``; may be given several times. See ``docs/callbacks.md``."""
-    callback_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
-    """Deadline of one call of a callback's method; then the run ends with an error."""
     save_model: Annotated[bool, ResumeMayChange] = True
     """Write the final policy as a Hugging Face directory."""
     push_to_hub: str = ""
@@ -91,7 +94,7 @@ class TrackPlan:
         return RecordBudget(
             samples=samples,
             least=num_recorded(record, samples),
-            budget_bytes=self.record.record_mib * MIB if record == "budget" else 0.0,
+            budget_bytes=0.0 if isinstance(record, str) else record * MIB,
             num_steps=self.num_steps,
             episode_bytes=RECORD_BYTES + TOKEN_BYTES * self.max_new_tokens,
         )

@@ -14,7 +14,7 @@ from agentrl.track.card import ModelCard
 from agentrl.track.index import IndexWriter, num_episodes, parsed
 from agentrl.track.jsonl import PROMISED, JsonLines, encode
 from agentrl.track.own_sinks import OwnSink, load_sinks
-from agentrl.track.plan import RunRecord, TrackConfig
+from agentrl.track.plan import RunRecord, TrackConfig, is_service
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 from agentrl.track.services import ExperimentTracker, TensorBoard
 
@@ -146,9 +146,9 @@ def open_metric_sinks(run_dir: Path, track: TrackConfig, promised: Iterable[str]
     Raises:
         ConfigError: If the package of a service is not installed, or a sink of the user cannot be used; then no file is made.
     """
-    own = [OwnSink(cls) for cls in load_sinks(track.sink)]
-    services = (("wandb", track.wandb_project), ("trackio", track.trackio_project))
-    sinks: list[Callback] = [ExperimentTracker(package, project) for package, project in services if project]
+    own = [OwnSink(cls) for cls in load_sinks([spec for spec in track.sink if not is_service(spec)])]
+    services = (spec.partition(":") for spec in track.sink if is_service(spec))
+    sinks: list[Callback] = [ExperimentTracker(package, project) for package, _, project in services]
     if track.tensorboard:
         sinks.append(TensorBoard(run_dir / "tensorboard"))
     return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks, *own]

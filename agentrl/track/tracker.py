@@ -320,6 +320,6 @@ def open_tracker(
     records = plan.record_budget()
     sinks = open_sinks(run_dir, plan.track, plan.record.record, records)
     display = make_display(plan.num_steps, title=title, console=console)
-    users = UserCallbacks(callbacks, timeout_s=plan.record.callback_timeout_s, ask_stop=ask_stop)
+    users = UserCallbacks(callbacks, ask_stop=ask_stop)
     diagnosis = diagnosis_of(plan, lambda warning: display.warn(f"{warning.text}. {warning.remedy}"))
     return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis, records=records)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from agentrl.core.settings import Count, CountOrZero, NonNegative, Positive, ResumeMayChange
+from agentrl.core.settings import Count, CountOrZero, NonNegative, ResumeMayChange
+
+PUBLISH_TIMEOUT_S = 300.0
+"""Deadline of a publication: an engine that has not taken the weights by then is lost, and the others take them without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +22,6 @@ class WeightsConfig:
     through ``--run-dir``, for engines that cannot join a group of NCCL (``disk``). ``auto``: one of the first three."""
     weight_bucket_mib: Count = 512
     """Size of a bucket of weights on their way through NCCL, MiB; the first learner rank and every engine hold two of them."""
-    publish_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
-    """Deadline of a publication: an engine that has not taken the weights by then is lost, and the others take them without it."""
     verify_weights_every: Annotated[CountOrZero, ResumeMayChange] = 100
     """Steps between two publications after which the weights of every engine are compared with the learner's, tensor by tensor; the first
     publication of a run and of a new group of engines is among them. A difference ends the run. 0: never."""
@@ -67,7 +68,7 @@ class SenderPlan:
     folder: Path | None = None
     held: Callable[[int], bool] = never
     bucket_bytes: int = 0
-    timeout_s: float = 300.0
+    timeout_s: float = PUBLISH_TIMEOUT_S
     workers: int = 1
     adapter: AdapterPlan | None = None
 

@@ -75,7 +75,7 @@ class Harmful(AgentInstance):
 
 FLAGS = ("--num-steps", "12", "--groups-per-step", "4", "--n-samples-per-prompt", "4", "--max-new-tokens", "12", "--max-turns", "2")
 QUIET = ("--learning-rate", "1e-30", "--record", "all", "--max-failure-rate", "0.9", "--no-save-model", "--no-tensorboard")
-ISOLATED = ("--env-isolation", "process", "--env-memory-mib", "300", "--step-timeout-s", "3")
+ISOLATED = ("--env-isolation", "process", "--env-limits", "memory_mib=300", "--step-timeout-s", "3")
 
 
 @pytest.mark.faults

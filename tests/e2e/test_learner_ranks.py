@@ -27,10 +27,10 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 SHARDED: dict[str, dict[str, Any]] = {
-    "second copy within a machine": {"zero_stage": 3, "zero_hpz_size": 2},
-    "optimizer in CPU memory": {"zero_stage": 2, "optimizer_offload": True},
-    "all in CPU memory": {"zero_stage": 3, "optimizer_offload": True, "reference_offload": True, "ema_decay": 0.5, "ema_offload": True},
-    "reference in CPU memory": {"zero_stage": 1, "reference_offload": True, "ema_decay": 0.5, "ema_offload": True},
+    "second copy within a machine": {"zero_stage": 3, "deepspeed_args": ("zero_hpz_partition_size=2",)},
+    "optimizer in CPU memory": {"zero_stage": 2, "offload": ("optimizer",)},
+    "all in CPU memory": {"zero_stage": 3, "offload": ("optimizer", "reference", "ema"), "ema_decay": 0.5},
+    "reference in CPU memory": {"zero_stage": 1, "offload": ("reference", "ema"), "ema_decay": 0.5},
 }
 """Settings that change where things are, and nothing else."""
 
@@ -103,7 +103,10 @@ def everything(rank: int, ports: list[int], model: str, out: Path) -> None:
     for name in SHARDED:
         torch.save(gradients(sharded(model, name), GROUPS, rank=rank, world_size=2, port=ports.pop()), out / f"{name}-{rank}.pt")
     for wide in WIDE:
-        settings = make_settings(model, learner={"zero_stage": 2, "learner_dtype": "bfloat16", "fp32_communication": wide})
+        settings = make_settings(
+            model,
+            learner={"zero_stage": 2, "learner_dtype": "bfloat16", "deepspeed_args": ("communication_data_type=fp32",) if wide else ()},
+        )
         torch.save(gradients(settings, GROUPS, rank=rank, world_size=2, port=ports.pop()), out / f"{wide}-{rank}.pt")
 
 
@@ -149,7 +152,9 @@ def on_four(rank: int, ports: list[int], model: str, out: Path) -> None:
     """Five groups of three on four ranks, in micro-batches so small that prompts are shared by some rows only."""
     settings = make_settings(model, learner={"zero_stage": 3, "micro_batch_tokens": 60}, algo=FOUR_RANKS)
     torch.save(gradients(settings, GROUPS, rank=rank, world_size=4, port=ports[0]), out / f"{rank}.pt")
-    two_machines = make_settings(model, learner={"zero_stage": 3, "zero_hpz_size": 2, "micro_batch_tokens": 60})
+    two_machines = make_settings(
+        model, learner={"zero_stage": 3, "deepspeed_args": ("zero_hpz_partition_size=2",), "micro_batch_tokens": 60}
+    )
     torch.save(gradients(two_machines, GROUPS, rank=rank, world_size=4, port=ports[1]), out / f"hpz-{rank}.pt")
 
 

@@ -35,7 +35,7 @@ def test_two_steps_on_arithmetic(smollm2: Path, tmp_path: Path, core: str) -> No
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("method", "data"), [("sft", "chats"), ("dpo", "pairs"), ("kto", "labelled"), ("reward-model", "helpful")])
 def test_weights_in_4_bits_with_an_adapter_of_dora(method: str, data: str, smollm2: Path, tmp_path: Path) -> None:
-    form = {"lora_rank": 8, "use_dora": True, "load_in_4bit": True}
+    form = {"lora_rank": 8, "lora_variant": ("dora",), "load_in_4bit": True}
     sizes = {"num_steps": 3, "batch_size": 4, "eval_size": 8}
     given: dict[str, Any] = {"data": f"examples/tune/{data}.jsonl", "run_dir": tmp_path / "run", **sizes}
     if method == "kto":  # its loss begins at 0.5 with any model, and three steps at the usual rate are noise

@@ -200,13 +200,13 @@ def test_a_budget_leaves_whole_groups_in_each_step_and_is_kept_on_resumption(tmp
         "4",
         "--max-new-tokens",
         "16",
-        "--record-mib",
+        "--record",
         "0.045",
     )
     more = ("--no-tensorboard", "--no-save-model", "--seed", "7", "--save-every", "1")
     run = succeeded(train(tmp_path / "run", *words, *more, "--num-steps", "3", agent="envs/calculator.py"))
     done = subprocess.run(
-        command("train", "--resume", str(run.directory), "--num-steps", "4", "--record-mib", "0.06"),
+        command("train", "--resume", str(run.directory), "--num-steps", "4", "--record", "0.06"),
         cwd=ROOT,
         capture_output=True,
         check=False,

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WORDS = (
     *("--runtime", "local", "--engine", "transformers", "--num-steps", "7", "--groups-per-step", "2", "--n-samples-per-prompt", "4"),
-    *("--max-new-tokens", "6", "--partner", "bob=past", "--partner-every", "2", "--partner-pool", "2", "--save-every", "2"),
+    *("--max-new-tokens", "6", "--partner", "bob=past#every=2&pool=2", "--save-every", "2"),
 )
 
 

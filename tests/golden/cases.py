@@ -84,7 +84,7 @@ PREPARED = (
     ),
     Case(
         name="file curriculum",
-        words=_words("train --agent leveled.py --task-sampling curriculum --curriculum-key level"),
+        words=_words("train --agent leveled.py --task-sampling curriculum:level"),
         files={"leveled.py": LEVELED},
     ),
     Case(name="dying once", words=_words("CALC --save-every 10 --run-dir runs/dying"), deaths=1),
@@ -98,7 +98,7 @@ PREPARED = (
     ),
     Case(name="dying once in a cluster", words=_words("CALC --ray-address HEAD:6379 --save-every 10"), deaths=1, machine="cluster-gpu"),
     Case(name="dying without a checkpoint", words=_words("CALC"), deaths=1),
-    Case(name="dying too often", words=_words("CALC --save-every 10 --max-learner-restarts 1"), deaths=2),
+    Case(name="dying too often", words=_words("CALC --save-every 10"), deaths=4),
     Case(name="resume", words=_words("train --resume runs/begun"), before=BEGUN),
     Case(name="resume longer", words=_words("train --resume runs/begun --num-steps 200"), before=BEGUN),
     Case(name="resume auto", words=(*BEGUN[0], "--resume", "auto"), before=BEGUN),

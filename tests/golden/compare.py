@@ -6,12 +6,15 @@ Everything else has to stay as it is. The first entry that fits a path counts.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from agentrl.config.earlier import REMOVED, REPLACED, renewed
+from agentrl.config.mapping import flattened
 from tests.golden.storage import Fields
 from tests.golden.values import without_lines
 
@@ -90,11 +93,63 @@ def _errors(lines: Any) -> Any:
     return [without_lines(line) for line in lines] if isinstance(lines, list) else lines
 
 
-def _with_backend(config: Any) -> Any:
-    # A checkpoint holds the whole text of config.json.
-    return config.replace('"learner": {\n', '"learner": {\n    "learner_backend": "deepspeed",\n') if isinstance(config, str) else config
+class SavedText(str):
+    """Text of a file of settings, of release 0.3."""
+
+    __slots__ = ()
+
+    def says(self, text: str) -> bool:
+        """Return True if a file of this version says the same."""
+        before, now = flattened(json.loads(self)), flattened(json.loads(text))
+        return all(now[name] == value for name, value in before.items() if name not in REMOVED)
 
 
+def of_this_version(fields: Fields) -> Fields:
+    """Return fields with the settings of this version in place of those of release 0.3, as files of settings are read."""
+    sections: dict[str, Fields] = {}
+    for path, value in fields.items():
+        section, _, name = path.rpartition("/")
+        sections.setdefault(section, {})[name] = value
+    new: Fields = {}
+    replaces = fields.get(f"config/flow/{ELSEWHERE}") == "replace"
+    for section, values in sections.items():
+        if section.endswith("tune/first/arguments"):  # those of transformers
+            new |= {f"{section}/{name}": value for name, value in values.items()}
+            continue
+        of_sources = section.endswith("/sources")
+        kept = {name: value for name, value in values.items() if name not in REMOVED and name != ELSEWHERE}
+        kept = {NEW_NAMES.get(name, name): value for name, value in kept.items()} if of_sources else renewed(kept)
+        if section.endswith("/reward") and replaces:
+            kept["environment_reward_weight"] = 0.0
+        new |= {f"{section}/{name}" if section else name: _text_of_this_version(value) for name, value in kept.items()}
+    return new
+
+
+TEXTS: tuple[tuple[str, str], ...] = (
+    ("--activation-offload", "--activations-offload"),
+    (r"--(optimizer|activations|reference|ema)-offload = True", r"--offload = '\1'"),
+    (r"--(optimizer|activations|reference|ema)-offload", r"--offload \1"),
+    (r"--interpolate-old-logprobs = True", r"--old-logprobs = 'interpolated'"),
+    (r"--reuse-behaviour-logprobs", r"--old-logprobs behaviour"),
+    (r"--zero-quantized-(\w+) = True", r"--deepspeed-args = 'zero_quantized_\1'"),
+    (r"--env-memory-mib = (\d+)", r"--env-limits = ('memory_mib=\1',)"),
+    (r"with --value-head-prefix", r"as value_head_prefix in its config.json"),
+)
+"""Flags of release 0.3 in texts, as expressions, and what is written in their place."""
+
+
+def _text_of_this_version(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_text_of_this_version(item) for item in value]
+    if isinstance(value, str) and "--" in value:
+        for old, now in TEXTS:
+            value = re.sub(old, now, value)
+    return value
+
+
+ELSEWHERE = "group_reward_mode"
+"""Setting whose successor is in another section."""
+NEW_NAMES = {name: each.new for each in REPLACED for name in each.old}
 SOURCES = ("agentrl: not the defaults: ", "agentrl: known once the cluster is joined: ")
 PLAYED = ("worker", "joined.worker", "evaluations", "serve", "play", "replay")
 """Parts that had the sections of the environment and of the engine whole, and read a value or two of them."""
@@ -119,12 +174,15 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Removed("dry_run/differs/run.run_dir", "--dry-run prints what the run writes"),
     Added("dry_run/differs", "it is empty"),
     Added("config/sources/*", "config.json names the source of each setting"),
+    Added("*/settings/min_pass_rate", "no setting any more"),
+    Added("*/isolation/limits*", "a property of the settings of processes"),
+    Removed("received/*/head", "found in the files of a reward model alone"),
     Added("*/engine/quantizes", "a property of the settings of engines"),
     Added("*/learner/learner_backend", "the learner has several back-ends"),
     Added("*/rollout/num_front_ends", "a property of the settings of rollouts"),
     Moved("dry_run/errors", "dry_run/errors", _errors),
     Moved("errors", "errors", _errors),
-    Moved("received/checkpoints/*/config", "received/checkpoints/*/config", _with_backend),
+    Moved("received/checkpoints/*/config", "received/checkpoints/*/config", lambda text: SavedText(text) if text.startswith("{") else text),
     Moved("config/engine/engine", "config/engine/engine", _decided),
     Moved("received/evaluations/*/settings/run/stall_timeout_s", "received/evaluations/*/settings/stall_timeout_s"),
     Moved("received/evaluations/*/settings/engine/num_engines", "received/evaluations/*/settings/num_engines"),
@@ -150,6 +208,8 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
 )
 """Fields that are elsewhere now; every other one is where it was."""
 DROPPED: tuple[Dropped, ...] = (
+    Dropped("refused-drawn 001", "what was refused, a setting of partners without a partner, can be said no more"),
+    Dropped("refused-drawn 035", "has two wrong settings, of which the other one is met first now"),
     Dropped("resume on a cpu", "was refused; what a machine decided is decided again"),
     Dropped("sample run", "was refused because of the setting resume, which training has too"),
 )
@@ -162,7 +222,9 @@ def compare(golden: Fields, new: Fields, moves: Sequence[Moved | Removed | Added
     Several golden fields may move to one path, if they have one value. With `named_only` a part of what a run receives is compared, such
     as one plan: only fields that `moves` has an entry for, and nothing is said of new ones.
     """
-    wanted = [place for path, value in golden.items() if (place := _place(path, value, moves, named_only=named_only)) is not None]
+    wanted = [
+        place for path, value in of_this_version(golden).items() if (place := _place(path, value, moves, named_only=named_only)) is not None
+    ]
     lines = []
     for old, path, value in wanted:
         where = path if old == path else f"{path} (before {old})"
@@ -211,6 +273,8 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 def _equal(one: Any, other: Any) -> bool:
     """Return True for equal values of one kind: 1, 1.0 and True differ."""
+    if isinstance(one, SavedText):
+        return one.says(other)
     if isinstance(one, Either):
         return any(_equal(each, other) for each in one)
     return bool(one == other) and repr(one) == repr(other)

@@ -33,7 +33,8 @@ def settings(engine: Literal["transformers", "vllm"], device: torch.device) -> T
     """Return the settings of the two steps; weights go by files, which one GPU allows to every engine."""
     gpu = {"colocate": True, "weight_transport": "shm", "gpu_memory_utilization": GPU_SHARE} if device.type == "cuda" else {}
     small = {"max_model_len": CONTEXT, "max_num_seqs": 8, "kv_cache_gib": 0.05, "max_new_tokens": TOKENS, "num_steps": 2}
-    return changed(TrainConfig(), engine=engine, device=device.type, enforce_eager=True, **small, **gpu)
+    eager = {"engine_args": ("enforce_eager",)} if engine == "vllm" else {}
+    return changed(TrainConfig(), engine=engine, device=device.type, **eager, **small, **gpu)
 
 
 async def rounds(engine: Literal["transformers", "vllm"], device: torch.device) -> AsyncIterator[Finding]:

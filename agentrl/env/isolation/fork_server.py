@@ -185,9 +185,9 @@ class ForkServer:
             # What the fork server has loaded counts in each process that shares it, so it is taken off.
             memory = sum(max(table[member].resident - self._resident, 0) for member in family)
             if len(family) - 1 > self._process.processes:
-                over[pid] = f"it had {len(family) - 1} processes, more than --env-processes {self._process.processes}"
+                over[pid] = f"it had {len(family) - 1} processes, more than --env-limits processes={self._process.processes}"
             elif memory > self._process.memory_mib * MIB:
-                over[pid] = f"it used {memory // MIB} MiB, more than --env-memory-mib {self._process.memory_mib}"
+                over[pid] = f"it used {memory // MIB} MiB, more than --env-limits memory_mib={self._process.memory_mib}"
         if over:
             for pid, why in over.items():
                 self._reasons[self._workers[pid]] = why

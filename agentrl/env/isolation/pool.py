@@ -276,7 +276,7 @@ class ProcessPool:
 
     def _describe(self, code: int) -> str:
         if code == OUT_OF_MEMORY:
-            return f"its process ran out of memory (--env-memory-mib {self._process.memory_mib})"
+            return f"its process ran out of memory (--env-limits memory_mib={self._process.memory_mib})"
         return "its process has ended" if code == CLEAN else describe_end(code, self._process)
 
 

@@ -66,7 +66,7 @@ def describe_end(code: int, limits: ProcessLimits) -> str:
     if code >= 0:
         return f"its process exited with code {code}"
     if -code == signal.SIGXCPU:
-        return f"it used more than {limits.cpu_s:g} s of CPU time (--env-cpu-s), and its process was ended"
+        return f"it used more than {limits.cpu_s:g} s of CPU time (--env-limits cpu_s), and its process was ended"
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -77,13 +77,13 @@ def describe_end(code: int, limits: ProcessLimits) -> str:
 
 def named_limit(problem: str, limits: ProcessLimits) -> str:
     """The flag behind an exception that a limit causes, in brackets; nothing for any other."""
-    for sign, flag, value in (
-        ("raised MemoryError", "--env-memory-mib", limits.memory_mib),
-        (f"[Errno {errno.EFBIG}]", "--env-file-mib", limits.file_mib),
-        (f"[Errno {errno.EMFILE}]", "--env-open-files", limits.open_files),
+    for sign, name, value in (
+        ("raised MemoryError", "memory_mib", limits.memory_mib),
+        (f"[Errno {errno.EFBIG}]", "file_mib", limits.file_mib),
+        (f"[Errno {errno.EMFILE}]", "open_files", limits.open_files),
     ):
         if sign in problem:
-            return f" ({flag} {value})"
+            return f" (--env-limits {name}={value})"
     return ""
 
 

@@ -14,6 +14,7 @@ from deepspeed.runtime.zero import parameter_offload
 from torch import Tensor, nn
 
 from agentrl.learner.deepspeed import offload
+from agentrl.learner.deepspeed.arguments import arguments
 from agentrl.learner.deepspeed.gradients import ALONE, lighten
 from agentrl.learner.deepspeed.options import deepspeed_config
 from agentrl.learner.deepspeed.parameters import PARAMETERS, is_divided
@@ -36,12 +37,12 @@ class ZeroEngine(TrainEngine):
         options = deepspeed_config(config, bf16=bf16)
         trained = sum(PARAMETERS.shape(parameter).numel() for group in optimizer.param_groups for parameter in group["params"])
         options["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, trained)  # it is made whole, for an adapter too
-        alone = ranks.world_size == 1 and config.zero_stage == 2 and bf16 and not config.optimizer_offload
+        alone = ranks.world_size == 1 and config.zero_stage == 2 and bf16 and "optimizer" not in config.offload
         options["zero_optimization"].update(ALONE if alone else {})
         self.engine = _initialize(module, options, optimizer)
         lighten(self.engine.optimizer, alone=alone)
         self.engine.train()
-        if config.deepcompile:
+        if arguments(config).get("deepcompile"):
             self.engine.compile()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentrl.learner.deepspeed.arguments import arguments, hpz_size
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.settings import BUCKET_ELEMENTS
 
@@ -24,14 +25,15 @@ def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True)
     }
     if config.learner_tensor_parallel > 1:
         options["tensor_parallel"] = {"autotp_size": config.learner_tensor_parallel, "vocab_parallel_lm_head": False}
-    if config.deepcompile and trained:
+    given = arguments(config)
+    if given.get("deepcompile") and trained:
         options["compile"] = {"deepcompile": True}
     if bf16:
         options["bf16"] = {"enabled": True, "check_grad_overflow": True}
         if config.zero_stage:
             options["data_types"] = {"grad_accum_dtype": "fp32"}
-        if config.fp32_communication:
-            options["communication_data_type"] = "fp32"
+        if "communication_data_type" in given:
+            options["communication_data_type"] = given["communication_data_type"]
     return options
 
 
@@ -42,11 +44,12 @@ def zero_config(config: LearnerConfig, *, trained: bool = True) -> dict[str, Any
     if stage:
         zero["overlap_comm"] = True
     if config.zero_stage == 3:
-        zero["zero_hpz_partition_size"] = config.zero_hpz_size if trained else 1  # for the backward pass
-        zero["zero_quantized_weights"] = config.zero_quantized_weights
-        zero["zero_quantized_gradients"] = config.zero_quantized_gradients and trained
-    if config.optimizer_offload and config.zero_stage and trained:
+        given = arguments(config)
+        zero["zero_hpz_partition_size"] = hpz_size(config) if trained else 1  # for the backward pass
+        zero["zero_quantized_weights"] = given.get("zero_quantized_weights", False)
+        zero["zero_quantized_gradients"] = given.get("zero_quantized_gradients", False) and trained
+    if "optimizer" in config.offload and config.zero_stage and trained:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if config.reference_offload and config.zero_stage == 3 and not trained:
+    if "reference" in config.offload and config.zero_stage == 3 and not trained:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return zero

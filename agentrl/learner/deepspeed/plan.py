@@ -5,8 +5,8 @@ from __future__ import annotations
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.plan import AlgoConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import refuse_set
 from agentrl.learner.backends import BackendFacts, whole_states
+from agentrl.learner.deepspeed.arguments import FLAG, OF_ZERO_3, ON_GPU, arguments, check_arguments, hpz_size
 from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.learner.plan import LearnerConfig, LoraConfig
 
@@ -17,11 +17,12 @@ def check(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
     Raises:
         ConfigError: For the first setting that has no effect, or excludes another.
     """
+    check_arguments(learner)
     _check_optimizer(learner)
     _check_zero(learner, algo)
-    if learner.optimizer_offload and not learner.zero_stage:
-        raise ConfigError("--optimizer-offload", True, "has no effect with --zero-stage 0", "Use --zero-stage 1, 2 or 3.")
-    if learner.deepcompile:
+    if "optimizer" in learner.offload and not learner.zero_stage:
+        raise ConfigError("--offload", "optimizer", "has no effect with --zero-stage 0", "Use --zero-stage 1, 2 or 3.")
+    if "deepcompile" in arguments(learner):
         _check_deepcompile(learner, algo, lora)
     if learner.learner_tensor_parallel > 1:
         _check_tensor_parallel(learner, algo, lora)
@@ -35,27 +36,28 @@ def _check_optimizer(learner: LearnerConfig) -> None:
         problem = f"has float32 master weights in ZeRO 1 to 3 only, and {name} needs --zero-stage 0"
         raise ConfigError("--learner-dtype", "bfloat16", problem, "Leave it out: --optimizer muon and adafactor train in float32.")
     others = (
-        ("--optimizer-offload", learner.optimizer_offload),
-        ("--deepcompile", learner.deepcompile),
-        ("--learner-tensor-parallel", learner.learner_tensor_parallel > 1),
+        ("--offload", "optimizer", "optimizer" in learner.offload),
+        (FLAG, "deepcompile", "deepcompile" in arguments(learner)),
+        ("--learner-tensor-parallel", learner.learner_tensor_parallel, learner.learner_tensor_parallel > 1),
     )
-    for flag, given in others:
+    for flag, value, given in others:
         if given and name != "adamw":
-            raise ConfigError(flag, given, f"goes with --optimizer adamw only, and not with {name}", "Leave out one of the two.")
+            raise ConfigError(flag, value, f"goes with --optimizer adamw only, and not with {name}", "Leave out one of the two.")
 
 
 def _check_zero(learner: LearnerConfig, algo: AlgoConfig) -> None:
-    if learner.zero_stage != 3:
-        problem, remedy = f"has no effect with --zero-stage {learner.zero_stage}", "Add --zero-stage 3, or leave it out."
-        refuse_set(learner, ("zero_hpz_size", "zero_quantized_weights", "zero_quantized_gradients"), problem, remedy)
-    if learner.num_learners % learner.zero_hpz_size:
+    given, hpz = arguments(learner), f"zero_hpz_partition_size={hpz_size(learner)}"
+    if learner.zero_stage != 3 and (unused := [name for name in OF_ZERO_3 if name in given]):
+        problem = f"has no effect with --zero-stage {learner.zero_stage}"
+        raise ConfigError(FLAG, unused[0], problem, "Add --zero-stage 3, or leave it out.")
+    if learner.num_learners % hpz_size(learner):
         problem = f"does not divide --num-learners {learner.num_learners}"
-        raise ConfigError("--zero-hpz-size", learner.zero_hpz_size, problem, "Use the number of learner ranks on a machine.")
-    if learner.zero_hpz_size > 1 and estimator_facts(algo.advantage_estimator).needs_critic:
+        raise ConfigError(FLAG, hpz, problem, "Use the number of learner ranks on a machine.")
+    if hpz_size(learner) > 1 and estimator_facts(algo.advantage_estimator).needs_critic:
         problem = "serves one trained model, and this estimator trains a critic beside the policy"
-        raise ConfigError("--zero-hpz-size", learner.zero_hpz_size, problem, "Leave it out, or use another --advantage-estimator.")
-    if learner.fp32_communication and not learner.zero_stage:
-        raise ConfigError("--fp32-communication", True, "has no effect with --zero-stage 0", "Leave one of the two out.")
+        raise ConfigError(FLAG, hpz, problem, "Leave it out, or use another --advantage-estimator.")
+    if "communication_data_type" in given and not learner.zero_stage:
+        raise ConfigError(FLAG, "communication_data_type", "has no effect with --zero-stage 0", "Leave one of the two out.")
     if learner.compile_layers and learner.zero_stage == 3:
         problem = "cannot compile layers whose parameters are gathered as they run"
         raise ConfigError("--compile-layers", True, problem, "Use --zero-stage 2, or leave it out.")
@@ -65,10 +67,10 @@ def _check_zero(learner: LearnerConfig, algo: AlgoConfig) -> None:
 
 def _check_deepcompile(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
     if not learner.zero_stage:
-        raise ConfigError("--deepcompile", True, "has no effect with --zero-stage 0", "Use --zero-stage 1, 2 or 3.")
+        raise ConfigError(FLAG, "deepcompile", "has no effect with --zero-stage 0", "Use --zero-stage 1, 2 or 3.")
     if estimator_facts(algo.advantage_estimator).needs_critic:
         problem = "compiles one trained model, and this estimator trains a critic beside the policy"
-        raise ConfigError("--deepcompile", True, problem, "Leave it out, or use another --advantage-estimator.")
+        raise ConfigError(FLAG, "deepcompile", problem, "Leave it out, or use another --advantage-estimator.")
     others = (
         ("--compile-layers", learner.compile_layers),
         ("--router-replay", algo.router_replay),
@@ -76,15 +78,13 @@ def _check_deepcompile(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfi
         ("--sequence-parallel", learner.sequence_parallel > 1),
         ("--learner-tensor-parallel", learner.learner_tensor_parallel > 1),
         ("--tiled-mlp", learner.tiled_mlp),
-        ("--activation-offload", learner.activation_offload),
-        ("--optimizer-offload", learner.optimizer_offload),
-        ("--zero-hpz-size", learner.zero_hpz_size > 1),
-        ("--zero-quantized-weights", learner.zero_quantized_weights),
-        ("--zero-quantized-gradients", learner.zero_quantized_gradients),
+        ("--offload activations", "activations" in learner.offload),
+        ("--offload optimizer", "optimizer" in learner.offload),
+        *((name, name in arguments(learner)) for name in OF_ZERO_3),
     )
     for name, given in others:
         if given:
-            raise ConfigError("--deepcompile", True, f"does not go with {name}", "Leave out one of the two.")
+            raise ConfigError(FLAG, "deepcompile", f"does not go with {name}", "Leave out one of the two.")
 
 
 def _check_tensor_parallel(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
@@ -99,8 +99,8 @@ def _check_tensor_parallel(learner: LearnerConfig, algo: AlgoConfig, lora: LoraC
         ("--ref-reset-every", algo.ref_reset_every),
         ("--ema-decay", learner.ema_decay is not None),
         ("--sequence-parallel", learner.sequence_parallel > 1),
-        ("--zero-hpz-size", learner.zero_hpz_size > 1),
-        ("--reference-offload", learner.reference_offload),
+        ("zero_hpz_partition_size", hpz_size(learner) > 1),
+        ("--offload reference", "reference" in learner.offload),
         ("--tiled-mlp", learner.tiled_mlp),
         ("--compile-layers", learner.compile_layers),
     )
@@ -126,9 +126,9 @@ def check_dora(lora: LoraConfig, zero_stage: int) -> None:
     Raises:
         ConfigError: If so.
     """
-    if lora.use_dora and zero_stage == 3:
-        problem = "keeps a part of each weight, and DoRA (--use-dora) measures whole rows"
-        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out --use-dora.")
+    if "dora" in lora.lora_variant and zero_stage == 3:
+        problem = "keeps a part of each weight, and DoRA (--lora-variant dora) measures whole rows"
+        raise ConfigError("--zero-stage", 3, problem, "Use --zero-stage 2, or leave out dora.")
 
 
 def check_divided_4bit(zero_stage: int) -> None:
@@ -168,4 +168,15 @@ def states(size: int, learner: LearnerConfig, *, width: int, outside: int = 0) -
     return parameters, gradients, sharded * (4 + OPTIMIZERS[learner.optimizer].state_bytes)
 
 
-FACTS = BackendFacts(check=check, states=states, packages=("deepspeed",))
+def copies(size: int, learner: LearnerConfig, *, width: int) -> dict[str, float]:
+    """Return the bytes of the second copy of the weights that the ranks of a machine divide among themselves (hpZ)."""
+    ranks = hpz_size(learner)
+    return {"second copy (hpZ)": size * width / ranks} if ranks > 1 and learner.zero_stage == 3 else {}
+
+
+def on_gpu(learner: LearnerConfig) -> tuple[str, ...]:
+    """Return the arguments of DeepSpeed's that need a GPU, among those that are given."""
+    return tuple(name for name in ON_GPU if name in arguments(learner))
+
+
+FACTS = BackendFacts(check=check, states=states, copies=copies, on_gpu=on_gpu, packages=("deepspeed",))

@@ -11,15 +11,10 @@ from agentrl.learner.plan import LearnerConfig, LoraConfig
 NEEDED = {
     "num_learners": 1,
     "zero_stage": 0,
-    "zero_hpz_size": 1,
-    "zero_quantized_weights": False,
-    "zero_quantized_gradients": False,
-    "fp32_communication": False,
+    "deepspeed_args": (),
     "sequence_parallel": 1,
     "learner_tensor_parallel": 1,
     "tiled_mlp": False,
-    "optimizer_offload": False,
-    "deepcompile": False,
 }
 """Settings for what only DeepSpeed does, and the values with which it does nothing."""
 
@@ -34,6 +29,8 @@ def check(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
     for name, value in NEEDED.items():
         if (given := getattr(learner, name)) != value:
             raise ConfigError(flag(name), given, "needs DeepSpeed", f"Leave out --learner-backend torch, or {flag(name)}.")
+    if "optimizer" in learner.offload:
+        raise ConfigError("--offload", "optimizer", "needs DeepSpeed", "Leave out --learner-backend torch, or this.")
     if learner.learner_dtype == "bfloat16":
         problem = "needs DeepSpeed, which has float32 master weights; --learner-backend torch trains in float32"
         raise ConfigError("--learner-dtype", "bfloat16", problem, "Leave out one of the two.")

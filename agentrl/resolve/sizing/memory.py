@@ -15,7 +15,7 @@ from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.config.schema import TrainConfig
 from agentrl.core.model_shape import ModelShape, read_shape
-from agentrl.engine.engine_args import parse_engine_args
+from agentrl.core.named_args import parse_named_args
 from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.settings import BUCKET_ELEMENTS, chunk_rows
 
@@ -71,17 +71,16 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 
     adapter = adapter_parameters(shape, config.lora.lora_rank)
     states = [_adapted_states(size, adapter, shape, config) if adapter else _states(size, config, whole) for size in models]
     sharded = learner.num_learners // parts_of_layers if learner.zero_stage == 3 else 1
-    offload = learner.optimizer_offload and learner.zero_stage > 0
+    offload = "optimizer" in learner.offload and learner.zero_stage > 0
     there = not offload or (learner.zero_stage < 3 and width == 2)  # in float32 below ZeRO-3, before they go to CPU memory
     parameters, gradients, optimizer = map(sum, zip(*states, strict=True))
     parts = {"parameters": parameters, "gradients": gradients if there else 0.0, "optimizer": 0.0 if offload else optimizer}
-    if learner.zero_hpz_size > 1 and learner.zero_stage == 3:
-        parts["second copy (hpZ)"] = trained * width / learner.zero_hpz_size
-    if algo.init_kl_coef > 0 and not adapter and not learner.reference_offload:  # the reference is the model with the adapter off
+    parts |= facts_of_backend(learner.learner_backend).copies(trained, learner, width=width)
+    if algo.init_kl_coef > 0 and not adapter and "reference" not in learner.offload:  # the reference is the model with the adapter off
         parts["reference model"] = trained * width / sharded
-    if (model := learner_teacher(algo.teacher)) and not learner.reference_offload and (taught := read_shape(model)) is not None:
+    if (model := learner_teacher(algo.teacher)) and "reference" not in learner.offload and (taught := read_shape(model)) is not None:
         parts["teacher"] = taught.parameters * width / sharded
-    if learner.ema_decay is not None and not learner.ema_offload:
+    if learner.ema_decay is not None and "ema" not in learner.offload:
         parts["moving average"] = (adapter or trained) * 4 / sharded
     tokens = max(learner.micro_batch_tokens, row_tokens) / learner.sequence_parallel
     checkpointing = learner.gradient_checkpointing
@@ -141,7 +140,9 @@ def _stage(config: TrainConfig) -> int:
 
 def _alone(config: TrainConfig) -> bool:
     """True for a rank that sums its gradients without DeepSpeed's buckets, see `agentrl.learner.deepspeed.gradients`."""
-    return _stage(config) == 2 and number_bytes(config) == 2 and config.learner.num_learners == 1 and not config.learner.optimizer_offload
+    return (
+        _stage(config) == 2 and number_bytes(config) == 2 and config.learner.num_learners == 1 and "optimizer" not in config.learner.offload
+    )
 
 
 def _states(size: int, config: TrainConfig, outside: int = 0) -> tuple[float, float, float]:
@@ -214,7 +215,7 @@ def _buffers(shape: ModelShape, config: TrainConfig, trained: int) -> float:
         reduce = filled * (2 * width + 4 / config.learner.num_learners)
     else:
         number = 4 if stage == 1 else width  # ZeRO-1 sums in float32 before it sends
-        buckets = 2 if stage == 2 or (stage and config.learner.optimizer_offload) else 0  # one is sent while the other fills
+        buckets = 2 if stage == 2 or (stage and "optimizer" in config.learner.offload) else 0  # one is sent while the other fills
         reduce = 0 if _alone(config) else (buckets + bool(stage)) * filled * number
     # A block of experts is gathered whole, whichever of them a rank's tokens go to.
     gathered = max(min(LIVE_PARAMETERS, shape.parameters), shape.expert_block) * width if stage == 3 else 0
@@ -237,15 +238,15 @@ def offloaded_bytes(config: TrainConfig, shape: ModelShape) -> float:
     trained = adapter_parameters(shape, config.lora.lora_rank) or size  # the frozen weights of an adapter's model stay on the GPU
     sharded = learner.num_learners if learner.zero_stage == 3 else 1
     each = OFFLOADED_BYTES_ZERO3 if learner.zero_stage == 3 else OFFLOADED_BYTES
-    offloaded = trained * each / learner.num_learners if learner.optimizer_offload else 0.0
-    if learner.reference_offload:
+    offloaded = trained * each / learner.num_learners if "optimizer" in learner.offload else 0.0
+    if "reference" in learner.offload:
         offloaded += size * number_bytes(config) / sharded
-    if learner.ema_offload:
+    if "ema" in learner.offload:
         offloaded += trained * 4 / sharded
     if weights.sleeps:  # buffers of both stay
         outside = 0 if config.lora.lora_rank else shape.embedding * (1 if shape.tied else 2)
         parameters, gradients, optimizer = _states(trained, config, outside)
-        offloaded += parameters + (0.0 if learner.optimizer_offload else gradients + optimizer)
+        offloaded += parameters + (0.0 if "optimizer" in learner.offload else gradients + optimizer)
     if weights.sleeps and weights.sleep_level == 1:
         offloaded += served_bytes(config, shape) / config.engine.gpus_per_engine
     return offloaded
@@ -253,7 +254,7 @@ def offloaded_bytes(config: TrainConfig, shape: ModelShape) -> float:
 
 def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float) -> EnginePlan:
     """Return the memory of a GPU of `gpu` bytes that serves an engine; layers are divided over tensor and pipeline parallel workers."""
-    engine, arguments = config.engine, parse_engine_args(config.engine.engine_args)
+    engine, arguments = config.engine, parse_named_args(config.engine.engine_args)
     weights = served_bytes(config, shape) / engine.gpus_per_engine
     cache = gpu * engine.memory_share(config.weights, gpu) - weights - ENGINE_EXTRA
     cached = 1 if str(arguments.get("kv_cache_dtype", "")).startswith(("fp8", "int8")) else _served_number(config)
@@ -268,7 +269,7 @@ def _served_number(config: TrainConfig) -> int:
 
 def served_bytes(config: TrainConfig, shape: ModelShape) -> float:
     """Return the bytes of the model in an engine; a quantised one keeps embedding and output layer as they are."""
-    method = str(parse_engine_args(config.engine.engine_args).get("quantization") or shape.quantization)
+    method = str(parse_named_args(config.engine.engine_args).get("quantization") or shape.quantization)
     whole, number = shape.embedding * (1 if shape.tied else 2), _served_number(config)
     quantised = next((size for names, size in QUANTISED.items() if any(name in method for name in names)), float(number))
     return whole * number + (shape.parameters - whole) * quantised

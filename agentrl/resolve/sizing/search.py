@@ -18,6 +18,8 @@ Values: TypeAlias = Mapping[str, Any]
 
 LEAST_MICRO_BATCH = 4096
 LEAST_BUCKET_MIB = 64
+OFFLOADABLE = ("optimizer", "reference", "ema")
+"""Values of ``--offload`` that are tried."""
 WIDEST = 8
 """Times as many GPUs as an engine has that are tried for it."""
 MOST_GPUS = 4096
@@ -41,7 +43,14 @@ class Remedy:
     @property
     def flags(self) -> str:
         """The settings as flags."""
-        return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in self.values.items())
+        return " ".join(as_flag(name, value) for name, value in self.values.items())
+
+
+def as_flag(name: str, value: Any) -> str:
+    """Return the words that give a setting its value; a value of several words stands for itself."""
+    if value is True:
+        return flag(name)
+    return " ".join([flag(name), *map(str, value if isinstance(value, tuple) else [value])])
 
 
 def remedies(plan: Plan, work: Workload) -> list[Remedy]:
@@ -98,7 +107,8 @@ def _order(remedy: Remedy) -> tuple[bool, int, float, float, int]:
     """Return the place of a remedy among others: an optimizer in CPU memory and wider engines are for when nothing else helps."""
     # Rounded, so that of settings that are as quick as each other those with the fewest changes come first.
     config, seconds = remedy.plan.config, (round(remedy.seconds, 3), round(remedy.work_s, 3))
-    return config.learner.optimizer_offload, config.engine.tensor_parallel_size, *seconds, len(remedy.values)
+    changes = sum(len(value) if isinstance(value, tuple) else 1 for value in remedy.values.values())
+    return "optimizer" in config.learner.offload, config.engine.tensor_parallel_size, *seconds, changes
 
 
 def _combinations(plan: Plan, *, wider: bool) -> Iterator[dict[str, Any]]:
@@ -110,16 +120,18 @@ def _combinations(plan: Plan, *, wider: bool) -> Iterator[dict[str, Any]]:
     options: Sequence[tuple[str, Any, Sequence[Any]]] = (
         ("tensor_parallel_size", engine.tensor_parallel_size, [width for width in widths if width <= plan.hardware.gpus_per_node]),
         ("gradient_checkpointing", learner.gradient_checkpointing, [True]),
-        ("reference_offload", learner.reference_offload, [True] if algo.init_kl_coef or learner_teacher(algo.teacher) else []),
-        ("ema_offload", learner.ema_offload, [True] if learner.ema_decay is not None else []),
+        ("reference", "reference" in learner.offload, [True] if algo.init_kl_coef or learner_teacher(algo.teacher) else []),
+        ("ema", "ema" in learner.offload, [True] if learner.ema_decay is not None else []),
         ("zero_stage", learner.zero_stage, [3] if sharded else []),
         ("micro_batch_tokens", learner.micro_batch_tokens, _fewer_tokens(learner.micro_batch_tokens)),
         ("weight_bucket_mib", weights.weight_bucket_mib, [LEAST_BUCKET_MIB] if weights.weight_bucket_mib > LEAST_BUCKET_MIB else []),
-        ("optimizer_offload", learner.optimizer_offload, [True] if learner.zero_stage else []),
+        ("optimizer", "optimizer" in learner.offload, [True] if learner.zero_stage else []),
     )
     choices = [[(name, value, now) for value in dict.fromkeys((now, *values))] for name, now, values in options]
     for combination in itertools.product(*choices):
-        yield {name: value for name, value, now in combination if value != now}
+        changes = {name: value for name, value, now in combination if value != now}
+        moved = [name for name in OFFLOADABLE if changes.pop(name, False)]
+        yield {**changes, **({"offload": (*learner.offload, *moved)} if moved else {})}
 
 
 def _fewer_tokens(tokens: int) -> list[int]:

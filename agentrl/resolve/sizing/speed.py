@@ -131,7 +131,7 @@ def train_seconds(config: TrainConfig, shape: ModelShape, episode_tokens: int, r
     if learner.zero_stage == 3 and learner.num_learners > 1:
         gathers = math.ceil(tokens / micro / learner.num_learners) * _passes(config)
         seconds += over(gathers * shape.parameters * number_bytes(config) / 1e9, GATHER_GB_PER_S)
-    if learner.optimizer_offload:
+    if "optimizer" in learner.offload:
         updates = config.algo.ppo_epochs * config.algo.mini_batches
         trained = adapter_parameters(shape, config.lora.lora_rank) or shape.parameters
         seconds += Range(*CPU_ADAM_S).times(trained / learner.num_learners / 1e9 * updates)

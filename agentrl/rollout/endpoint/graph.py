@@ -233,9 +233,9 @@ class MessageGraph:
                 _put_in_order(path.sent, index + 1, order)
         return path
 
-    def add_aborted(self, sample: Sample, reason: str, *, masked: str) -> Context:
-        """Record what was sampled of an answer that nobody waits for any more, in a context of its own; trained if it is not `masked`."""
-        return self._recorder.add(sample, None, reason, masked=masked)
+    def add_aborted(self, sample: Sample, reason: str) -> None:
+        """Record what was sampled of an answer that nobody waits for any more, in a context of its own that is not trained."""
+        self._recorder.add(sample, None, reason, masked=reason)
 
     def add(self, placed: Placed, sample: Sample, answer: Answer, raw: str, *, constrained: bool = False) -> Context:
         """Record an answer behind the messages of its request; `raw` is its text with reasoning and tool calls as they were sampled.

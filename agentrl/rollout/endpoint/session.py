@@ -165,7 +165,7 @@ class EndpointSession:
                 await asyncio.wait(late)
         self._recorder.end()
         for exchange in self.exchanges:
-            if exchange.place is not None and not exchange.delivered and not self._trains_cancelled(exchange):
+            if exchange.place is not None and not exchange.delivered:
                 context, index = exchange.place
                 # Later turns of the context have read the answer, so only the last one can be taken out.
                 if index == len(context.turns) - 1:
@@ -243,13 +243,8 @@ class EndpointSession:
 
     def _add_aborted(self, exchange: Exchange, sample: Sample) -> None:
         """Record what was sampled of an answer whose client has left; one that got some of it made something of it, perhaps."""
-        reason = CANCELLED if exchange.begun else ABANDONED
-        trains = self._trains_cancelled(exchange)
-        context = self.graph.add_aborted(sample, reason, masked="" if trains else reason)
-        exchange.place = (context, 0) if trains else None
-
-    def _trains_cancelled(self, exchange: Exchange) -> bool:
-        return exchange.begun and self._settings.endpoint.train_cancelled
+        self.graph.add_aborted(sample, CANCELLED if exchange.begun else ABANDONED)
+        exchange.place = None
 
     def _complete(self, request: ChatRequest) -> ChatRequest:
         """The request with all messages before its own: those of the answer that it follows, and the text before all others."""

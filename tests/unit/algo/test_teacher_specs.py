@@ -84,7 +84,7 @@ SERVED = ["--teacher", "engine:org/name"]
             [*SERVED, "--teacher-loss", "forward", "--learner-tensor-parallel", "2", "--num-learners", "2"],
             "--teacher-loss.*ranks that share a row",
         ),
-        ([*SERVED, "--interpolate-old-logprobs", "--mini-batches", "2"], "--interpolate-old-logprobs.*too late"),
+        ([*SERVED, "--old-logprobs", "interpolated", "--mini-batches", "2"], "--old-logprobs = 'interpolated'.*too late"),
         (["--teacher", "engine:"], "--teacher.*names no model"),
         (["--teacher", "self"], "--teacher.*nothing to read that the policy does not.*--teacher-template FILE"),
         (["--teacher", "org/name", "--teacher-template", "README.md"], "--teacher.*takes no --teacher-template"),
@@ -102,7 +102,7 @@ def test_what_does_not_go_with_a_teacher_is_refused(args: list[str], problem: st
     "args",
     [
         ["--temperature", "0.7", "--teacher", "org/name"],
-        [*SERVED, "--teacher-loss", "forward", "--teacher-top-k", "5", "--mini-batches", "2", "--interpolate-old-logprobs"],
+        [*SERVED, "--teacher-loss", "forward", "--teacher-top-k", "5", "--mini-batches", "2", "--old-logprobs", "interpolated"],
         [*SERVED, "--learner-tensor-parallel", "2", "--num-learners", "2"],
     ],
 )

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 def config_of(**settings: Any) -> Any:
-    return from_mapping(TrainConfig, {"agent": "a.py", "stop_timeout_s": 0.2, "upload_timeout_s": 20, **settings})
+    return from_mapping(TrainConfig, {"agent": "a.py", "stop_timeout_s": 0.2, **settings})
 
 
 def behind() -> Uploads:
@@ -50,11 +50,12 @@ async def test_a_signal_ends_the_wait_and_only_a_run_that_is_resumed_ends_withou
     assert not stop.heard
 
 
-async def test_what_a_callback_asked_does_not_shorten_the_wait() -> None:
+async def test_what_a_callback_asked_does_not_shorten_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.api.training.UPLOAD_TIMEOUT_S", 0.6)
     stop, begin = StopRequest(), time.monotonic()
     stop.ask("a reward of 1")
     with pytest.raises(CheckpointError, match=r"longer than 1 s"):
-        await _finish_uploads(behind(), config_of(upload_timeout_s=0.6).training, stop, stopped=False)
+        await _finish_uploads(behind(), config_of().training, stop, stopped=False)
     assert time.monotonic() - begin >= 0.6
     assert not stop.signalled_s
 

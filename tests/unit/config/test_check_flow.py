@@ -34,9 +34,7 @@ def test_requests_are_recorded_with_their_episodes_only() -> None:
 
 
 def test_a_budget_of_records_needs_records_within_a_budget() -> None:
-    check(TrainConfig(record=RecordConfig(record_mib=8.0), run=RUN))
-    with pytest.raises(ConfigError, match=r"--record-mib = 8.0: has no effect with --record all. Give --record budget, or leave it"):
-        check(TrainConfig(record=RecordConfig(record="all", record_mib=8.0), run=RUN))
+    check(TrainConfig(record=RecordConfig(record=8.0), run=RUN))
 
 
 def test_an_evaluation_of_a_run_has_records_of_its_own(tmp_path: Path) -> None:
@@ -53,7 +51,6 @@ def test_an_evaluation_of_a_run_has_records_of_its_own(tmp_path: Path) -> None:
         (FlowConfig(group_quorum=0.4), AlgoConfig(), 8, "--group-quorum = 0.4: would judge the rest by less than half"),
         (FlowConfig(group_quorum=0.9), AlgoConfig(), 8, "--group-quorum = 0.9: asks for all 8 episodes of a group. Use at most 0.875"),
         (FlowConfig(group_quorum=0.5), AlgoConfig(advantage_estimator="dr_grpo"), 8, "treat lengths alike. Leave out one of the two"),
-        (FlowConfig(straggler_factor=2.0), AlgoConfig(), 8, "--straggler-factor = 2.0: has no effect"),
     ],
 )
 def test_a_quorum_that_makes_no_sense_is_refused(flow: FlowConfig, algo: AlgoConfig, n: int, message: str) -> None:
@@ -63,7 +60,7 @@ def test_a_quorum_that_makes_no_sense_is_refused(flow: FlowConfig, algo: AlgoCon
 
 
 def test_a_quorum_of_most_of_a_group_is_fine() -> None:
-    check(TrainConfig(run=RUN, flow=FlowConfig(group_quorum=0.75, straggler_factor=2.0)))
+    check(TrainConfig(run=RUN, flow=FlowConfig(group_quorum=0.75)))
 
 
 @pytest.mark.parametrize(
@@ -71,8 +68,8 @@ def test_a_quorum_of_most_of_a_group_is_fine() -> None:
     [
         (TrainConfig(run=RUN, flow=FlowConfig(branches=4)), "--branches = 4: has no effect without --branch-at"),
         (
-            TrainConfig(run=RUN, flow=FlowConfig(branch_at=1, branch_entropy=0.5)),
-            "--branch-entropy = 0.5: has no effect without --branch-at ent",
+            TrainConfig(run=RUN, flow=FlowConfig(branch_at="entropy:-1")),
+            "--branch-at = 'entropy:-1': names no turn",
         ),
         (
             TrainConfig(run=RUN, flow=FlowConfig(branch_at=1, branches=3)),
@@ -92,4 +89,4 @@ def test_forks_fit_the_group(config: TrainConfig, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(config)
     assert message in str(caught.value)
-    check(TrainConfig(run=RUN, flow=FlowConfig(branch_at="entropy", branches=4, branch_entropy=0.0)))
+    check(TrainConfig(run=RUN, flow=FlowConfig(branch_at="entropy:0", branches=4)))

@@ -9,7 +9,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core import operating_system
 from agentrl.core.errors import ConfigError
 from agentrl.env.isolation.system import ProcessLimits, child_environment
-from agentrl.env.plan import IsolationConfig
+from agentrl.env.plan import LEAST_LIMITS, IsolationConfig
 from agentrl.rollout.episode_plan import process_limits
 
 
@@ -26,14 +26,28 @@ def test_defaults_agree_and_reach_the_processes() -> None:
     assert process_limits(config().isolation) is None
     assert process_limits(config(env_isolation="process").isolation) == ProcessLimits()
     changed = process_limits(
-        config(env_isolation="process", env_memory_mib=1, env_cpu_s=2.0, env_file_mib=3, env_processes=4, env_pass=("A",)).isolation
+        config(env_isolation="process", env_limits=("memory_mib=1", "cpu_s=2", "file_mib=3", "processes=4"), env_pass=("A",)).isolation
     )
     assert changed == ProcessLimits(memory_mib=1, cpu_s=2.0, file_mib=3, processes=4, passed=("A",))
-    assert len(dataclasses.fields(ProcessLimits)) == len(dataclasses.fields(IsolationConfig)) - 1
+    assert {item.name for item in dataclasses.fields(ProcessLimits)} == {*LEAST_LIMITS, "reuse", "passed"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        ("memory=5", "'memory': is no limit"),
+        ("open_files=15", "an integer from 16"),
+        ("processes=1.5", "an integer from 0"),
+        ("cpu_s=0", "above 0"),
+    ],
+)
+def test_a_wrong_limit_is_refused(limit: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        config(env_isolation="process", env_limits=(limit,))
 
 
 @pytest.mark.linux
-@pytest.mark.parametrize(("name", "value"), [("env_memory_mib", 5), ("env_pass", ("HOME",)), ("env_reuse", 3)])
+@pytest.mark.parametrize(("name", "value"), [("env_limits", ("memory_mib=5",)), ("env_pass", ("HOME",)), ("env_reuse", 3)])
 def test_a_limit_without_isolation_is_refused(name: str, value: object) -> None:
     check(env_isolation="process", **{name: value})
     with pytest.raises(ConfigError, match="has no effect") as caught:

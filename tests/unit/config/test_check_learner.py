@@ -24,10 +24,10 @@ AGENT = ["--agent", "module:Name"]
         ["--reward-clip-range", "1", "2"],
         ["--dual-clip", "0.5"],
         ["--ema-decay", "1"],
-        ["--zero-hpz-size", "2"],
-        ["--zero-hpz-size", "3", "--zero-stage", "3", "--num-learners", "4"],
-        ["--zero-hpz-size", "2", "--zero-stage", "3", "--num-learners", "4", "--advantage-estimator", "gae"],
-        ["--fp32-communication", "--zero-stage", "0"],
+        ["--deepspeed-args", "zero_hpz_partition_size=2"],
+        ["--deepspeed-args", "zero_hpz_partition_size=3", "--zero-stage", "3", "--num-learners", "4"],
+        ["--deepspeed-args", "zero_hpz_partition_size=2", "--zero-stage", "3", "--num-learners", "4", "--advantage-estimator", "gae"],
+        ["--deepspeed-args", "communication_data_type=fp32", "--zero-stage", "0"],
         ["--learner-tensor-parallel", "3", "--num-learners", "4"],
         ["--learner-tensor-parallel", "2", "--num-learners", "4", "--lora-rank", "8"],
         ["--learner-tensor-parallel", "2", "--num-learners", "4", "--sequence-parallel", "2"],
@@ -53,7 +53,7 @@ def test_the_same_settings_in_their_place_are_accepted() -> None:
     [
         (["--num-learners", "3", "--sequence-parallel", "2"], "--sequence-parallel = 2: does not divide --num-learners 3"),
         (["--num-learners", "2", "--sequence-parallel", "2", "--attn-implementation", "sdpa"], "--sequence-parallel = 2: needs packed"),
-        (["--activation-offload"], "--activation-offload = True: needs a GPU"),
+        (["--offload", "activations"], "--offload = 'activations': needs a GPU"),
     ],
 )
 def test_settings_for_long_rows_fit_together(flags: list[str], message: str) -> None:
@@ -64,11 +64,11 @@ def test_settings_for_long_rows_fit_together(flags: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--zero-quantized-weights"], "--zero-quantized-weights = True: has no effect with --zero-stage 2"),
-        (["--reference-offload"], "--reference-offload = True: has nothing to move"),
-        (["--reference-offload", "--init-kl-coef", "0.1", "--lora-rank", "8"], "the reference is the model with its adapter off"),
-        (["--ema-offload"], "--ema-offload = True: has nothing to move"),
-        (["--optimizer-offload", "--zero-stage", "0"], "--optimizer-offload = True: has no effect with --zero-stage 0"),
+        (["--deepspeed-args", "zero_quantized_weights"], "--deepspeed-args = 'zero_quantized_weights': has no effect with --zero-stage 2"),
+        (["--offload", "reference"], "--offload = 'reference': has nothing to move"),
+        (["--offload", "reference", "--init-kl-coef", "0.1", "--lora-rank", "8"], "the reference is the model with its adapter off"),
+        (["--offload", "ema"], "--offload = 'ema': has nothing to move"),
+        (["--offload", "optimizer", "--zero-stage", "0"], "--offload = 'optimizer': has no effect with --zero-stage 0"),
     ],
 )
 def test_settings_that_have_nothing_to_act_on_are_refused(flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,17 +147,17 @@ def test_long_rows_over_all_ranks_are_accepted() -> None:
         (["--zero-stage", "0"], "has no effect with --zero-stage 0"),
         (["--advantage-estimator", "gae"], "trains a critic beside the policy"),
         (["--compile-layers"], "does not go with --compile-layers"),
-        (["--optimizer-offload"], "does not go with --optimizer-offload"),
+        (["--offload", "optimizer"], "does not go with --offload optimizer"),
         (["--lora-rank", "8"], "does not go with --lora-rank"),
     ],
 )
 def test_deepcompile_needs_a_gpu_and_one_whole_model(flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--deepcompile = True: needs a GPU, and this machine has none"):
-        load_config([*AGENT, "--deepcompile"])
+    with pytest.raises(ConfigError, match="--deepspeed-args = 'deepcompile': needs a GPU, and this machine has none"):
+        load_config([*AGENT, "--deepspeed-args", "deepcompile"])
     monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 2)
-    assert load_config([*AGENT, "--deepcompile"]).learner.deepcompile
-    with pytest.raises(ConfigError, match=f"--deepcompile = True: .*{message}"):
-        load_config([*AGENT, "--deepcompile", *flags])
+    assert load_config([*AGENT, "--deepspeed-args", "deepcompile"]).learner.deepspeed_args == ("deepcompile",)
+    with pytest.raises(ConfigError, match=f"--deepspeed-args = 'deepcompile': .*{message}"):
+        load_config([*AGENT, "--deepspeed-args", "deepcompile", *flags])
 
 
 @pytest.fixture
@@ -201,9 +201,11 @@ def test_vllm_on_a_gpu_may_report_experts_without_pipelines(experts: list[str], 
             "--zero-stage = 2: gives optimizers flattened parts of matrices, and muon",
         ),
         (["--optimizer", "muon", "--learner-dtype", "bfloat16"], "--learner-dtype = 'bfloat16': has float32 master weights in ZeRO 1 to 3"),
-        (["--optimizer", "adafactor", "--adam-beta1", "0.8"], "--adam-beta1 = 0.8: has no effect with --optimizer adafactor"),
-        (["--optimizer", "adafactor", "--adam-beta2", "0.8"], "--adam-beta2 = 0.8: has no effect with --optimizer adafactor"),
-        (["--optimizer", "muon", "--learner-tensor-parallel", "2", "--num-learners", "2"], "--learner-tensor-parallel = True: goes with"),
+        (
+            ["--optimizer", "adafactor", "--adam-betas", "0.8", "0.95"],
+            r"--adam-betas = \(0.8, 0.95\): has no effect with --optimizer adafactor",
+        ),
+        (["--optimizer", "muon", "--learner-tensor-parallel", "2", "--num-learners", "2"], "--learner-tensor-parallel = 2: goes with"),
     ],
 )
 def test_optimizers_are_refused_where_they_cannot_work(flags: list[str], message: str) -> None:
@@ -215,7 +217,7 @@ def test_an_optimizer_of_whole_matrices_has_its_own_defaults() -> None:
     for name in ("muon", "adafactor"):
         learner = load_config([*AGENT, "--optimizer", name]).learner
         assert (learner.zero_stage, learner.dtype("cuda"), learner.dtype("cpu")) == (0, "float32", "float32")
-    assert load_config([*AGENT, "--optimizer", "muon", "--adam-beta1", "0.8"]).learner.adam_beta1 == 0.8
+    assert load_config([*AGENT, "--optimizer", "muon", "--adam-betas", "0.8", "0.9"]).learner.adam_betas == (0.8, 0.9)
     learner = load_config(AGENT).learner
     assert (learner.zero_stage, learner.dtype("cuda")) == (2, "bfloat16")
 
@@ -226,6 +228,28 @@ def test_an_optimizer_of_a_missing_package_says_how_to_install_it(monkeypatch: p
         load_config([*AGENT, "--optimizer", "adamw_8bit"])
     monkeypatch.setattr("agentrl.config.learner_rules.importlib.util.find_spec", lambda name: object())
     assert load_config([*AGENT, "--optimizer", "adamw_8bit", "--zero-stage", "3"]).learner.optimizer == "adamw_8bit"
-    for name in ("optimizer_offload", "deepcompile"):
-        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} = True: goes with --optimizer adamw only"):
-            check_learner(changed(load_config([*AGENT, "--optimizer", "adamw_8bit"]), **{name: True}))
+    for name, value in (("offload", "optimizer"), ("deepspeed_args", "deepcompile")):
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} = '{value}': goes with --optimizer adamw only"):
+            check_learner(changed(load_config([*AGENT, "--optimizer", "adamw_8bit"]), **{name: (value,)}))
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("zero_hpz_partition=2", "'zero_hpz_partition': is no argument that can be set. Did you mean zero_hpz_partition_size"),
+        ("stage=3", "'stage': is no argument that can be set. Choose of zero_hpz_partition_size"),
+        ("zero_hpz_partition_size=0", "'zero_hpz_partition_size=0': must be an integer from 1"),
+        ("zero_hpz_partition_size", "'zero_hpz_partition_size=True': must be an integer from 1"),
+        ("deepcompile=1", "'deepcompile=1': must be true or false"),
+        ("communication_data_type=32", "'communication_data_type=32': must be a data type, such as fp32"),
+    ],
+)
+def test_a_wrong_argument_of_deepspeed_is_refused(argument: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.config.engine_rules.may_have_gpus", lambda config: True)
+    with pytest.raises(ConfigError, match=f"--deepspeed-args = {problem}"):
+        load_config([*AGENT, "--zero-stage", "3", "--deepspeed-args", argument])
+
+
+@pytest.mark.parametrize("argument", ["zero_hpz_partition_size=1", "zero_quantized_weights=false", "deepcompile=False"])
+def test_an_argument_of_deepspeed_that_changes_nothing_needs_nothing(argument: str) -> None:
+    load_config([*AGENT, "--zero-stage", "2", "--deepspeed-args", argument])

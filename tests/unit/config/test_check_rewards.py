@@ -20,8 +20,8 @@ def refuse(*args: str) -> ConfigError:
 def test_reward_servers_take_the_place_of_an_agent() -> None:
     config = load_config(["--remote-rm-url", f"{URL}, {URL}2", "--reward-timeout-s", "20", *PROMPTS])
     assert config.run.agent == f"reward:{URL},{URL}2#timeout_s=20&batch_size=64"
-    again = load_config(["--agent", config.run.agent, "--remote_rm_url", f"{URL},{URL}2", "--reward-batch-size", "8", *PROMPTS])
-    assert again.run.agent.endswith("#timeout_s=45&batch_size=8")
+    again = load_config(["--agent", config.run.agent, "--remote_rm_url", f"{URL},{URL}2", *PROMPTS])
+    assert again.run.agent.endswith("#timeout_s=45&batch_size=64")
 
 
 def test_a_reward_file_does_too(tmp_path: Path) -> None:

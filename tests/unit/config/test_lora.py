@@ -19,13 +19,13 @@ AGENT = ("--agent", "envs/arithmetic.py")
         (("--lora-target-modules", "q_proj"), "--lora-target-modules", "has no effect without an adapter"),
         (("--lora-rank", "8", "--lora-target-modules", " , "), "--lora-target-modules", "names no layer"),
         (("--lora-rank", "8", "--init-kl-coef", "0.1", "--ref-reset-every", "2"), "--ref-reset-every", "without its adapter"),
-        (("--lora-rank", "8", "--lora-dropout", "0.1", "--reuse-behaviour-logprobs"), "--lora-dropout", "of the whole adapter"),
+        (("--lora-rank", "8", "--lora-dropout", "0.1", "--old-logprobs", "behaviour"), "--lora-dropout", "of the whole adapter"),
         (("--publish", "adapter"), "--publish", "has no effect without an adapter"),
         (("--lora-rank", "8", "--publish", "adapter", "--ray-address", "auto"), "--publish", "other machines"),
         (("--lora-rank", "513", "--publish", "adapter"), "--lora-rank", "above 512"),
-        (("--use-dora",), "--use-dora", "has no effect without an adapter"),
-        (("--lora-rank", "8", "--use-dora", "--publish", "adapter"), "--use-dora", "vLLM takes none of DoRA"),
-        (("--lora-rank", "8", "--use-dora", "--zero-stage", "3"), "--zero-stage", "DoRA .* measures whole rows"),
+        (("--lora-variant", "dora"), "--lora-variant", "has no effect without an adapter"),
+        (("--lora-rank", "8", "--lora-variant", "dora", "--publish", "adapter"), "--lora-variant", "vLLM takes none of DoRA"),
+        (("--lora-rank", "8", "--lora-variant", "dora", "--zero-stage", "3"), "--zero-stage", "DoRA .* measures whole rows"),
     ],
 )
 def test_what_an_adapter_excludes_is_refused(words: tuple[str, ...], field: str, message: str) -> None:

@@ -80,8 +80,8 @@ def test_the_kind_of_device_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> No
     with_nvml(monkeypatch, Nvml(8))
     assert load_config([*AGENT, "--device", "cuda"]).run.device == "cuda"
     assert (device("cpu"), device("auto")) == ("cpu", "cuda")
-    with pytest.raises(ConfigError, match=r"--optimizer-offload = True: needs a GPU, and --device is cpu. Leave out one"):
-        load_config([*AGENT, "--device", "cpu", "--optimizer-offload"])
+    with pytest.raises(ConfigError, match=r"--offload = 'optimizer': needs a GPU, and --device is cpu. Leave out one"):
+        load_config([*AGENT, "--device", "cpu", "--offload", "optimizer"])
     assert actor_environment(cluster_plan(changed(TrainConfig(), device="cpu")))["CUDA_VISIBLE_DEVICES"] == ""
     assert "CUDA_VISIBLE_DEVICES" not in actor_environment(cluster_plan(TrainConfig(), "cuda"))
 

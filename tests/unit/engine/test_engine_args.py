@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from agentrl.core.errors import ConfigError
+from agentrl.core.named_args import parse_named_args
 from agentrl.engine import engine_args
-from agentrl.engine.engine_args import check_engine_args, parse_engine_args
+from agentrl.engine.engine_args import check_engine_args
 from agentrl.resolve.commands import load_config
 
 
@@ -21,7 +22,7 @@ def test_values_are_json_or_text_and_a_name_alone_is_true() -> None:
         'speculative_config={"method": "ngram"}',
         "async_scheduling=False",
     )
-    assert parse_engine_args(words) == {
+    assert parse_named_args(words) == {
         "kv_cache_dtype": "fp8",
         "block_size": 16,
         "enable_expert_parallel": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import StopRequest
 from agentrl.profile.simulation import run_virtual
 from agentrl.resolve.parts import track_plan
-from agentrl.track.callbacks import CallbackLike
+from agentrl.track.callbacks import CallbackLike, UserCallbacks
 from agentrl.track.jsonl import read_lines
 from agentrl.track.tracker import open_tracker
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, endless_tasks, failed_member, flow_of, member
@@ -169,14 +170,15 @@ def test_a_callback_that_raises_ends_the_run_with_its_name(tmp_path: Path, metho
     assert ended == ["failed"]
 
 
-def test_a_callback_that_hangs_in_the_middle_ends_the_run(tmp_path: Path) -> None:
+def test_a_callback_that_hangs_in_the_middle_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Hangs(Callback):
         async def on_group_judged(self, event: GroupJudged) -> None:
             if event.group_id == 3:
                 await anyio.sleep_forever()
 
+    monkeypatch.setattr("agentrl.track.tracker.UserCallbacks", partial(UserCallbacks, timeout_s=0.2))
     with pytest.raises(CallbackError, match=r"Hangs.on_group_judged did not return within 0.2 s"):
-        run(tmp_path, Hangs, callback_timeout_s=0.2)
+        run(tmp_path, Hangs)
 
 
 def test_groups_that_are_given_up_while_a_callback_looks_at_them_are_counted_once() -> None:

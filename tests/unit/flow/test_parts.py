@@ -21,7 +21,7 @@ from agentrl.track.plan import RecordConfig
 from tests.unit.flow.fakes import failed_member, flow_of, group_summary, member, run_virtual
 
 pytestmark = pytest.mark.anyio
-SETTINGS = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=4, min_pass_rate=0.1)
+SETTINGS = replace(flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=4), min_pass_rate=0.1)
 
 
 def group_request(group_id: int) -> GroupRequest:
@@ -237,7 +237,7 @@ def test_settings_follow_the_configuration() -> None:
     built = flow_plan(config)
     assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.flow.groups_per_step, 2)
     assert (built.flow.max_attempts, track_plan(config).record_budget().promise(0, 1)) == (3, config.sampling.n_samples_per_prompt)
-    oversampled = flow_plan(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
+    oversampled = flow_plan(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2)))  # of 16 groups
     assert (oversampled.oversampled_groups, oversampled.groups_removed_per_step, oversampled.num_slots) == (5, 21, 63)
     assert flow_plan(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
 

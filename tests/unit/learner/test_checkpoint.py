@@ -22,8 +22,8 @@ from tests.learner_support import CollectingSender, make_groups, make_settings
 
 EVERYTHING: dict[str, Any] = {
     "learner": {"ema_decay": 0.5, "critic_warmup_steps": 1, "weight_decay": 0.1, "lr_schedule": "cosine", "max_grad_norm": 0.5},
-    "algo": {"advantage_estimator": "gae", "init_kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 50.0, "ref_reset_every": 2}
-    | {"entropy_coef": 0.01, "entropy_target": 2.2, "entropy_coef_step": 0.003},
+    "algo": {"advantage_estimator": "gae", "init_kl_coef": 0.1, "kl_target": 0.01, "ref_reset_every": 2}
+    | {"entropy_coef": 0.01, "entropy_target": 2.2},
 }
 
 

@@ -76,7 +76,7 @@ def test_no_loss_or_aggregation_depends_on_micro_batches(tiny_model: str, loss: 
 @pytest.mark.parametrize("loss", ["ipo", "gmpo", "clip_cov", "kl_cov"])
 def test_no_newer_loss_depends_on_micro_batches(tiny_model: str, loss: str) -> None:
     """With the recorded log-probabilities as the old ones, the ratio is not 1 in the first update."""
-    algo = {"policy_loss": loss, "reuse_behaviour_logprobs": True, "cov_share": 0.3, "clip_cov_range": (-9.0, 9.0)}
+    algo = {"policy_loss": loss, "old_logprobs": "behaviour", "cov_share": 0.3, "clip_cov_range": (-9.0, 9.0)}
     whole = gradients(make_settings(tiny_model, algo=algo), GROUPS)
     rows = gradients(make_settings(tiny_model, algo=algo, learner={"micro_batch_tokens": 1}), GROUPS)
     assert max(float(g.abs().max()) for g in whole.values()) > 1e-3
@@ -90,7 +90,7 @@ def test_only_the_tokens_of_the_highest_entropy_are_trained(tiny_model: str, reu
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with torch.no_grad():
         entropy = torch.cat([-(p.exp() * p).sum(-1) for p in (row_scores(model, row) for row in collate(GROUPS).rows)])
-    algo = {"top_entropy_share": 0.2, "policy_loss": "reinforce", "reuse_behaviour_logprobs": reuse}
+    algo = {"top_entropy_share": 0.2, "policy_loss": "reinforce", "old_logprobs": "behaviour" if reuse else "recomputed"}
     expected = plain_gradients(tiny_model, entropy >= entropy.quantile(0.8))
     parts = [gradients(make_settings(tiny_model, algo=algo, learner={"micro_batch_tokens": budget}), GROUPS) for budget in (1, 1000)]
     assert largest_difference(*parts) < 1e-5
@@ -135,7 +135,7 @@ def test_interpolated_old_logprobs_do_not_depend_on_micro_batches(tiny_model: st
     from agentrl.learner.learner import LearnerRank
 
     def trained(**learner: object) -> dict[str, torch.Tensor]:
-        algo = {"interpolate_old_logprobs": True, "ppo_epochs": 2, "off_policy": "seq-mask-tis", "off_policy_range": (0.5, 2.0)}
+        algo = {"old_logprobs": "interpolated", "ppo_epochs": 2, "off_policy": "seq-mask-tis", "off_policy_range": (0.5, 2.0)}
         rank = LearnerRank(make_settings(tiny_model, algo=algo, learner={"learning_rate": 1e-3} | learner), CollectingSender())
         rank.start(0, 1, 0)
         metrics = rank.train(1, *GROUPS).metrics

@@ -32,12 +32,10 @@ def test_deepspeed_gets_what_is_asked_for() -> None:
     assert (plain.stage, plain.overlap_comm, plain.offload_optimizer) == (2, True, None)
     config = LearnerConfig(
         zero_stage=3,
-        zero_hpz_size=8,
-        zero_quantized_weights=True,
-        zero_quantized_gradients=True,
-        optimizer_offload=True,
-        reference_offload=True,
-        fp32_communication=True,
+        offload=("optimizer", "reference"),
+        deepspeed_args=(
+            *("zero_hpz_partition_size=8", "zero_quantized_weights", "zero_quantized_gradients=true", "communication_data_type=fp32"),
+        ),
     )
     trained, frozen = zero(config), zero(config, trained=False)
     assert (trained.zero_hpz_partition_size, trained.zero_quantized_weights, trained.zero_quantized_gradients) == (8, True, True)
@@ -100,12 +98,12 @@ def test_deepcompile_is_asked_for_and_started(tiny_model: str, monkeypatch: pyte
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     assert "compile" not in deepspeed_config(LearnerConfig(), bf16=True)
-    config = LearnerConfig(deepcompile=True)
+    config = LearnerConfig(deepspeed_args=("deepcompile",))
     assert CompileConfig(**deepspeed_config(config, bf16=True)["compile"]).deepcompile
     assert "compile" not in deepspeed_config(config, bf16=True, trained=False)
     started = list[bool]()
     monkeypatch.setattr(DeepSpeedEngine, "compile", lambda engine: started.append(engine.is_deepcompile_enabled()))
-    settings = make_settings(tiny_model, learner={"deepcompile": True, "zero_stage": 2})
+    settings = make_settings(tiny_model, learner={"deepspeed_args": ("deepcompile",), "zero_stage": 2})
     assert largest_difference(gradients(make_settings(tiny_model), GROUPS), gradients(settings, GROUPS)) < 1e-5
     assert started == [True]
 

@@ -50,7 +50,7 @@ def test_moving_the_state_changes_nothing(tiny_model: str, stage: int, dtype: st
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_optimizer_in_cpu_memory_stays_there(tiny_model: str, stage: int) -> None:
     """DeepSpeed would bring what moved back to the GPU."""
-    learner = LearnerRank(make_settings(tiny_model, learner={"zero_stage": stage, "optimizer_offload": True}), CollectingSender())
+    learner = LearnerRank(make_settings(tiny_model, learner={"zero_stage": stage, "offload": ("optimizer",)}), CollectingSender())
     learner.start(0, 1, 0)
     engine = learner._started._trained[0].engine
     before = {pointer(master) for master in masters(engine)}

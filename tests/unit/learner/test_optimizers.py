@@ -74,7 +74,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 def test_muon_takes_the_steps_of_its_formula_and_adamw_those_of_the_others() -> None:
     module, alone = Layered(), Layered()
-    optimizer = build_optimizer(module, settings(adam_beta2=0.9))
+    optimizer = build_optimizer(module, settings(adam_betas=(0.9, 0.9)))
     plain = torch.optim.AdamW(
         [{"params": [alone.layers[0]["up"].bias], "weight_decay": 0.0}, {"params": [alone.embed.weight, alone.head.weight]}],
         lr=0.01, betas=(0.9, 0.9), weight_decay=0.1, fused=True,

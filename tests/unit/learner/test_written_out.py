@@ -230,7 +230,7 @@ def one_step(plain: Plain, groups: tuple[Group, ...], step: int) -> dict[str, fl
             seen.setdefault("loss/value", []).append(float(loss))
             seen.setdefault("critic/grad_norm", []).append(plain.apply(loss, plain.critic, plain.critic_optimizer))
         new, entropy = plain.score(plain.policy, flat)
-        if epoch and algo.get("interpolate_old_logprobs"):
+        if epoch and algo.get("old_logprobs") == "interpolated":
             old = interpolated(flat, new, step, epoch / algo["ppo_epochs"])
             weights = weights_of(flat, old, algo)
         ratio = (new - old).exp()
@@ -266,7 +266,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ppo, KL in the loss": (("",), GAE | KL_LOSS | {"loss_aggregation": "seq-mean-token-sum"}),
     "gspo": (("ann", "bob"), GROUP | KL | SEQUENCE),
     "grpo": (("ann", "bob"), GROUP | KL_LOSS),
-    "interpolated": (("",), GROUP | KL_LOSS | {"interpolate_old_logprobs": True, "ppo_epochs": 3, "off_policy": "seq-tis"}),
+    "interpolated": (("",), GROUP | KL_LOSS | {"old_logprobs": "interpolated", "ppo_epochs": 3, "off_policy": "seq-tis"}),
 }
 
 

@@ -22,7 +22,7 @@ WHOLE = re.compile(
 """Classes that hold other sections."""
 MAX_FILES = 20
 MAX_CODE_LINES = 60_500
-MAX_FLAGS = 241
+MAX_FLAGS = 200
 
 
 @cache

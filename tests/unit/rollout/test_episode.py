@@ -158,8 +158,8 @@ async def test_truncated_sampling_of_a_turn_is_refused_where_ratios_are_computed
     assert f"{where} returned sampling['{name}'] = {value}: truncated sampling biases" in (refused.error or "")
     assert "--off-policy none" in (refused.error or "")
     measured = TRAINING.for_eval_sampling(EvalSampling(name="eval", seed=1))
-    reused = changed(TrainConfig(), off_policy="none", reuse_behaviour_logprobs=True)
-    assert [episode_plan(config).weighs_ratios for config in (TrainConfig(), reused, changed(reused, reuse_behaviour_logprobs=False))] == [
+    reused = changed(TrainConfig(), off_policy="none", old_logprobs="behaviour")
+    assert [episode_plan(config).weighs_ratios for config in (TrainConfig(), reused, changed(reused, old_logprobs="recomputed"))] == [
         *(True, True, False)
     ]
     for settings in (NO_RATIOS, SETTINGS, measured):

@@ -135,8 +135,8 @@ async def test_a_process_reward_is_paid_at_the_worst_step_if_asked() -> None:
 
 async def test_scores_are_normalised_by_the_group_request_then_clipped_and_counted() -> None:
     group_request = replace(GROUP_REQUEST, reward_scales={"a": (1.0, 0.5)})
-    found = await judge({"a": Fixed(3.0), "b": Fixed(3.0)}, await played(), group_request, reward_model_clip=3.5)
-    assert found.reward == 1.0 + 3.5 + 3.0  # (3 - 1) / 0.5 = 4 is clipped, the other is not normalised
+    found = await judge({"a": Fixed(6.5), "b": Fixed(3.0)}, await played(), group_request)
+    assert found.reward == 1.0 + 10.0 + 3.0  # (6.5 - 1) / 0.5 = 11 is clipped, the other is not normalised
     assert (found.metrics["reward_model/a/clipped"], found.metrics["reward_model/b/clipped"]) == (1.0, 0.0)
     measured = await judge({"a": Fixed(3.0)}, await played(), replace(group_request, eval_sampling=EvalSampling(name="eval", seed=1)))
     assert measured.reward == 4.0  # figures of different steps are compared, so they are not normalised

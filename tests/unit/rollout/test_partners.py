@@ -78,9 +78,8 @@ class Made:
 
 async def played(file: Path, partner: str, requests: list[GroupRequest], made: Made | None = None, **more: Any) -> list[Group]:
     made = made or Made(file)
-    settings = EpisodePlan(
-        model=ModelConfig(model=str(tiny_model_path())), partner=PartnerConfig(partner=(partner,), partner_every=10, partner_pool=2), **more
-    )
+    partner += "#every=10&pool=2" if partner.endswith("=past") else ""
+    settings = EpisodePlan(model=ModelConfig(model=str(tiny_model_path())), partner=PartnerConfig(partner=(partner,)), **more)
     worker = EpisodeWorker(made.says("mine"), load_agent(str(file)), settings, partner_engine=made)
     await worker.start()
     try:
@@ -191,5 +190,8 @@ def test_the_pool_is_kept_in_the_directory_of_the_run(file: Path, tmp_path: Path
     config = load(TRAIN, [*words, "--partner", "bob=past"])
     assert episode_plan(config).partner_folder == str(tmp_path / "run" / "partners")
     assert episode_plan(load(TRAIN, [*words, "--partner", f"bob=model:{tiny_model_path()}"])).partner_folder == ""
-    with pytest.raises(ConfigError, match="has no effect without --partner NAME=past"):
-        load(TRAIN, [*words, "--partner-every", "3"])
+    for wrong in ("every=0", "pool=two", "each=3", ""):
+        with pytest.raises(ConfigError, match="does not say after how many steps weights are kept"):
+            load(TRAIN, [*words, "--partner", f"bob=past#{wrong}"])
+    with pytest.raises(ConfigError, match="keeps earlier weights of a run in two ways"):
+        load(TRAIN, [*words, "--partner", "bob=past", "ann=past#every=5"])

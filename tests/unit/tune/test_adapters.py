@@ -26,7 +26,7 @@ def model_of(command: str = "sft", **settings: Any) -> Any:
 
 
 def test_the_scale_of_rslora_and_the_lengths_of_dora_are_those_of_peft() -> None:
-    plain, scaled = model_of(lora_rank=16, lora_alpha=32), model_of(lora_rank=16, lora_alpha=32, use_rslora=True, use_dora=True)
+    plain, scaled = model_of(lora_rank=16, lora_alpha=32), model_of(lora_rank=16, lora_alpha=32, lora_variant=("rslora", "dora"))
     name = "base_model.model.model.layers.0.self_attn.q_proj"
     assert plain.get_submodule(name).scaling == {"default": 2.0}
     layer = scaled.get_submodule(name)
@@ -64,8 +64,8 @@ def test_frozen_layers_are_in_4_bits_and_heads_are_whole(command: str) -> None:
     ("settings", "field", "message"),
     [
         ({"load_in_4bit": True}, "--load-in-4bit", "has no effect without an adapter"),
-        ({"use_dora": True}, "--use-dora", "has no effect without an adapter"),
-        ({"lora_rank": 4, "use_dora": True, "zero_stage": 3}, "--zero-stage", "measures whole rows"),
+        ({"lora_variant": ("dora",)}, "--lora-variant", "has no effect without an adapter"),
+        ({"lora_rank": 4, "lora_variant": ("dora",), "zero_stage": 3}, "--zero-stage", "measures whole rows"),
         ({"lora_rank": 4, "load_in_4bit": True, "zero_stage": 3}, "--zero-stage", "cannot spread weights in 4 bits"),
         ({"weight_dtype": "bfloat16", "dtype": "float32"}, "--dtype", "computes in more digits"),
         ({"weight_dtype": "bfloat16", "zero_stage": 2}, "--zero-stage", "keeps float32 weights beside"),

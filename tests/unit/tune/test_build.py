@@ -31,7 +31,7 @@ def config(command: str = "dpo", data: str = PAIRS, **settings: Any) -> Any:
 
 def test_arguments_follow_from_the_settings() -> None:
     settings = {"batch_size": 24, "micro_batch_size": 3, "num_ranks": 2, "lr_warmup_steps": 5, "max_grad_norm": 0.5, "seed": 3}
-    found = build.arguments(config(**settings, lr_schedule="constant", adam_beta2=0.8), Path("run"), 7, evaluate_first=True)
+    found = build.arguments(config(**settings, lr_schedule="constant", adam_betas=(0.9, 0.8)), Path("run"), 7, evaluate_first=True)
     expected = {
         "output_dir": "run/checkpoints",
         "max_steps": 7,
@@ -194,7 +194,7 @@ def test_the_defaults_of_the_methods() -> None:
     assert own["reward-model"] == {"center_rewards_coefficient": 0.0}
     assert own["process-reward-model"] == {"step_separator": "\n", "last_step_only": False}
     optim = METHODS["dpo"].config().optim
-    assert (optim.batch_size, optim.weight_decay, optim.adam_beta1, optim.adam_beta2, optim.max_grad_norm) == (32, 0.0, 0.9, 0.95, 1.0)
+    assert (optim.batch_size, optim.weight_decay, optim.adam_betas, optim.max_grad_norm) == (32, 0.0, (0.9, 0.95), 1.0)
     assert (optim.lr_schedule, optim.lr_warmup_steps, optim.zero_stage) == ("cosine", 0, 0)
 
 

@@ -133,7 +133,7 @@ async def test_a_copy_has_limits_and_an_end_of_its_own() -> None:
         others = [processes.session(), processes.session()]
         for other, snapshot in zip(others, await session.snapshot(2), strict=True):
             await other.restore(snapshot, task())
-        with pytest.raises(EnvError, match="--env-memory-mib"):
+        with pytest.raises(EnvError, match="--env-limits memory_mib"):
             await others[0].step(state("big"))
         with pytest.raises(EnvError, match="exited with code 3"):
             await others[1].step(state("crash"))

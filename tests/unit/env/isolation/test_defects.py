@@ -31,9 +31,9 @@ DEFECTS: dict[str, dict[str, tuple[type[EnvError], str]]] = {
         "daemon_exit {path}": (EnvError, r"its process exited with code 1"),
     },
     "excesses": {
-        "allocate_numpy": (EnvError, r"Defects.step raised \w*MemoryError.* \(--env-memory-mib 200\)"),
-        "huge_file {path}": (EnvError, r"Defects.step raised OSError: \[Errno 27\].* \(--env-file-mib 1\)\n"),
-        "files": (EnvError, r"Defects.step raised OSError: \[Errno 24\].* \(--env-open-files 64\)\n"),
+        "allocate_numpy": (EnvError, r"Defects.step raised \w*MemoryError.* \(--env-limits memory_mib=200\)"),
+        "huge_file {path}": (EnvError, r"Defects.step raised OSError: \[Errno 27\].* \(--env-limits file_mib=1\)\n"),
+        "files": (EnvError, r"Defects.step raised OSError: \[Errno 24\].* \(--env-limits open_files=64\)\n"),
         "huge_result": (EnvError, r"Defects.step (returned observation = .* is longer than|raised MemoryError)"),
     },
     "answers": {
@@ -76,10 +76,10 @@ async def test_a_defect_ends_its_own_episode_and_no_other(kind: str, tmp_path: P
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        ("allocate", r"raised MemoryError.*--env-memory-mib 200|ran out of memory"),
-        ("shared_memory", r"it used \d+ MiB, more than --env-memory-mib 200"),
-        ("fork_bomb", r"it had \d+ processes, more than --env-processes 8"),
-        ("spin", r"it used more than 0.3 s of CPU time \(--env-cpu-s\)"),
+        ("allocate", r"raised MemoryError.*--env-limits memory_mib=200|ran out of memory"),
+        ("shared_memory", r"it used \d+ MiB, more than --env-limits memory_mib=200"),
+        ("fork_bomb", r"it had \d+ processes, more than --env-limits processes=8"),
+        ("spin", r"it used more than 0.3 s of CPU time \(--env-limits cpu_s\)"),
     ],
 )
 async def test_what_grows_without_end_meets_a_limit(action: str, message: str) -> None:

@@ -151,7 +151,7 @@ OUTCOMES: list[tuple[str, int, float, dict[str, Any], bool]] = [
     (SMALL, 1, 24, {"asynchronous": True, "lora_rank": 16}, True),
     (MIDDLE, 1, 24, {"asynchronous": True}, False),
     (MIDDLE, 1, 80, {}, False),  # 133 GiB of states
-    (MIDDLE, 1, 80, {"optimizer_offload": True}, True),
+    (MIDDLE, 1, 80, {"offload": ("optimizer",)}, True),
     (MIDDLE, 1, 48, {"lora_rank": 16}, True),
     (MIDDLE, 8, 80, {}, True),
     (MIDDLE, 8, 80, {"gradient_checkpointing": False}, False),
@@ -180,7 +180,7 @@ def test_verdicts_are_right(name: str, gpus: int, gib: float, settings: dict[str
 def test_a_cache_that_may_be_too_small_is_a_warning_and_weights_that_are_too_large_an_error() -> None:
     """An engine in fp8 has room where one in bfloat16 has none; what it needs beside its weights is partly assumed."""
     config = changed(TrainConfig(), model=str(MODELS / "qwen2.5-7b.json"), num_learners=16, zero_stage=3, gradient_checkpointing=True)
-    config = changed(config, micro_batch_tokens=1024, optimizer_offload=True)
+    config = changed(config, micro_batch_tokens=1024, offload=("optimizer",))
     with pytest.raises(ConfigError, match="KV cache"):
         memory_sign(config, 15.5 * GIB)
     assert memory_sign(config, 18 * GIB) is not None

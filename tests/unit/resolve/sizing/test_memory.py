@@ -196,7 +196,7 @@ def test_the_peak_of_a_whole_step_is_what_is_computed(stage: int, offload: bool,
         monkeypatch.setattr(module, "BUCKET_ELEMENTS", BUCKET)
     model = write_model(tmp_path, **(SMALL | {"num_hidden_layers": 6}))
     before = live_storages()
-    settings = {"zero_stage": stage, "learner_dtype": "bfloat16", "optimizer_offload": offload}
+    settings = {"zero_stage": stage, "learner_dtype": "bfloat16", "offload": ("optimizer",) if offload else ()}
     learner = LearnerRank(make_settings(model, learner=settings), CollectingSender())
     learner.start(0, 1, 0)
     learner.train(0, *make_groups(2, 2))

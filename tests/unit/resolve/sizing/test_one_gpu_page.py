@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "one_gpu.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (\d+) \| (qwen[\w.-]+) \| [^|]+ \| `([^`]*)` \| ([\d.]+) \| ([\d,]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
 REFUSED = re.findall(r"^\| (\d+) \| (qwen[\w.-]+) \| `([^`]*)` \| ([^|]+) \|$", PAGE, re.MULTILINE)
-SAVINGS = re.compile(r"--(?:zero-stage|micro-batch-tokens|weight-bucket-mib) \d+|--gradient-checkpointing|--optimizer-offload")
+SAVINGS = re.compile(r"--(?:zero-stage|micro-batch-tokens|weight-bucket-mib) \d+|--gradient-checkpointing|--offload optimizer")
 
 
 def planned(gib: str, model: str, flags: str) -> Plan:

@@ -71,7 +71,7 @@ def test_engines_for_evaluations_take_gpus() -> None:
 
 def test_a_machine_holds_what_all_of_its_ranks_offload() -> None:
     shape = find_shape(SEVEN)
-    config = changed(TrainConfig(), num_learners=16, zero_stage=3, optimizer_offload=True)
+    config = changed(TrainConfig(), num_learners=16, zero_stage=3, offload=("optimizer",))
     each = offloaded_bytes(config, shape)
     assert each > 0
     assert machine_bytes(config, shape, 8) == host_bytes(config, shape) + 7 * each
@@ -83,18 +83,18 @@ def test_every_saving_saves() -> None:
     shape = find_shape(SEVEN)
     base = changed(TrainConfig(), num_learners=4)
     least = make_plan(base, shape, EIGHT, Workload()).learner_bytes
-    savings = [{"gradient_checkpointing": True}, {"zero_stage": 3}, {"micro_batch_tokens": 8192}, {"optimizer_offload": True}]
+    savings = [{"gradient_checkpointing": True}, {"zero_stage": 3}, {"micro_batch_tokens": 8192}, {"offload": ("optimizer",)}]
     for values in [*savings, {"num_learners": 8}]:
         assert make_plan(changed(base, **values), shape, EIGHT, Workload()).learner_bytes < least
     for values in ({"init_kl_coef": 0.1}, {"advantage_estimator": "gae"}, {"ema_decay": 0.9}, {"zero_stage": 1}):
         assert make_plan(changed(base, **values), shape, EIGHT, Workload()).learner_bytes > least
-    away = {"init_kl_coef": 0.1, "reference_offload": True, "ema_decay": 0.9, "ema_offload": True}
+    away = {"init_kl_coef": 0.1, "offload": ("reference", "ema"), "ema_decay": 0.9}
     assert make_plan(changed(base, **away), shape, EIGHT, Workload()).learner_bytes == least
     assert host_bytes(changed(base, **away), shape) == 6 * shape.parameters  # the reference in bfloat16, the average in float32
-    assert host_bytes(changed(base, learner_dtype="float32", reference_offload=True), shape) == 4 * shape.parameters
+    assert host_bytes(changed(base, learner_dtype="float32", offload=("reference",)), shape) == 4 * shape.parameters
     assert make_plan(changed(base, learner_tensor_parallel=2), shape, EIGHT, Workload()).learner_bytes < least
     sharded = changed(base, zero_stage=3)
-    second = make_plan(changed(sharded, zero_hpz_size=2), shape, EIGHT, Workload()).learner_bytes
+    second = make_plan(changed(sharded, deepspeed_args=("zero_hpz_partition_size=2",)), shape, EIGHT, Workload()).learner_bytes
     assert second - make_plan(sharded, shape, EIGHT, Workload()).learner_bytes == shape.parameters
 
 
@@ -155,7 +155,7 @@ def test_an_engine_that_shares_a_gpu_gets_what_the_learner_leaves() -> None:
     assert both.engine.cache == pytest.approx(0.95 * gpu - both.learner_bytes - 2 * shape.parameters - 2.5 * GIB)
     chosen = make_plan(changed(base, gpu_memory_utilization=0.5), shape, EIGHT, Workload())
     assert chosen.engine.cache == pytest.approx(0.5 * gpu - 2 * shape.parameters - 2.5 * GIB)
-    moved = make_plan(changed(base, reference_offload=True), shape, EIGHT, Workload())
+    moved = make_plan(changed(base, offload=("reference",)), shape, EIGHT, Workload())
     assert moved.engine.cache - turns.engine.cache == pytest.approx(2 * shape.parameters)
     assert not turns.problems
 
@@ -163,7 +163,7 @@ def test_an_engine_that_shares_a_gpu_gets_what_the_learner_leaves() -> None:
 def test_weights_of_both_have_to_fit_during_a_publication() -> None:
     shape = find_shape(SEVEN)
     base = changed(
-        TrainConfig(), num_engines=2, num_learners=2, colocate=True, zero_stage=3, micro_batch_tokens=1024, optimizer_offload=True
+        TrainConfig(), num_engines=2, num_learners=2, colocate=True, zero_stage=3, micro_batch_tokens=1024, offload=("optimizer",)
     )
     small = Hardware(gpus=2, gpu_bytes=24 * GIB)
     (problem,) = [problem for problem in make_plan(base, shape, small, Workload()).problems if "publication" in problem]

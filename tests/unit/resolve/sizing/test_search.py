@@ -50,11 +50,11 @@ def test_optimizers_are_moved_only_where_nothing_else_helps() -> None:
     assert "optimizer-offload" not in remedies(on(8), WORK)[0].flags
     (kept,) = (remedy for remedy in remedies(on(32, LARGE, gradient_checkpointing=True), WORK) if remedy.kind == KEPT)
     assert "--zero-stage 3" in kept.flags
-    assert "--optimizer-offload" in kept.flags
+    assert "--offload optimizer" in kept.flags
 
 
 def test_a_wider_engine_comes_before_an_optimizer_in_cpu_memory() -> None:
-    quick = Remedy(plan=on(8, optimizer_offload=True), values={}, kind=KEPT, seconds=1.0, work_s=1.0)
+    quick = Remedy(plan=on(8, offload=("optimizer",)), values={}, kind=KEPT, seconds=1.0, work_s=1.0)
     plan = on(8)
     wide = replace(quick, plan=replace(plan, config=changed(plan.config, tensor_parallel_size=2)), seconds=9.0)
     assert min(quick, wide, key=search._order) is wide
@@ -62,7 +62,7 @@ def test_a_wider_engine_comes_before_an_optimizer_in_cpu_memory() -> None:
 
 def test_an_adapter_in_4_bits_is_named_where_the_whole_one_is_too_large() -> None:
     small = find_shape(str(MODELS / "qwen2.5-3b.json"))
-    (adapted,) = remedies(on(1, small, "4090", optimizer_offload=True, zero_stage=3, micro_batch_tokens=4096), WORK)[-1:]
+    (adapted,) = remedies(on(1, small, "4090", offload=("optimizer",), zero_stage=3, micro_batch_tokens=4096), WORK)[-1:]
     assert adapted.kind in (KEPT, ADAPTED)
     found = memory_remedy(replace(on(1, small, "4090"), hardware=Hardware(gpus=1, gpu_bytes=16 * GIB)), WORK)
     assert found is None
@@ -87,7 +87,7 @@ def test_cpu_memory_is_a_limit() -> None:
     assert memory_remedy(plan, WORK) is not None
     poor = replace(plan, hardware=replace(plan.hardware, host_bytes=100 * GIB))
     assert memory_remedy(poor, WORK) is None
-    offloaded = make_plan(changed(plan.config, optimizer_offload=True), SEVEN, poor.hardware, WORK)
+    offloaded = make_plan(changed(plan.config, offload=("optimizer",)), SEVEN, poor.hardware, WORK)
     assert [problem for problem in offloaded.problems if "CPU memory" in problem]
 
 
@@ -153,7 +153,7 @@ def test_training_counts_passes_and_what_saving_memory_costs() -> None:
     assert step_flops(changed(config, lora_rank=16), SEVEN, 1536) == pytest.approx(flops * 2 / 3)
     seconds = {
         name: step_seconds(on(8, gradient_checkpointing=True, **values), WORK)["train"].low
-        for name, values in {"plain": {}, "gathered": {"zero_stage": 3}, "moved": {"optimizer_offload": True}}.items()
+        for name, values in {"plain": {}, "gathered": {"zero_stage": 3}, "moved": {"offload": ("optimizer",)}}.items()
     }
     assert seconds["plain"] < min(seconds["gathered"], seconds["moved"])
     assert adapter_parameters(SEVEN, 16) < SEVEN.parameters / 100

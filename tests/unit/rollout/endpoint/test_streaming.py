@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from agentrl import ModelEndpoint, Task
-from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import FinishReason, Generation
@@ -251,8 +250,7 @@ async def leaves_in_the_middle(llm: ModelEndpoint) -> str:
     return text
 
 
-@pytest.mark.parametrize("train", [False, True])
-async def test_a_client_that_closes_in_the_middle_cancels_its_turn(train: bool) -> None:
+async def test_a_client_that_closes_in_the_middle_cancels_its_turn() -> None:
     async def run(task: Task, llm: ModelEndpoint) -> float:
         seen.append(await leaves_in_the_middle(llm))
         while not stage.episodes[0].session.exchanges[0].task.done():  # noqa: ASYNC110
@@ -264,17 +262,17 @@ async def test_a_client_that_closes_in_the_middle_cancels_its_turn(train: bool) 
     seen: list[str] = []
     server = EndpointServer()
     engine = ScriptedEngine(answer=says("one two three " * 60), max_model_len=4096, step_s=0.02)
-    stage = Stage(agent(run), engine, settings=changed(SETTINGS, train_cancelled=train))
+    stage = Stage(agent(run), engine, settings=SETTINGS)
     await engine.start()
     (trajectory,) = await stage.play(server)
     await server.close()
     assert trajectory.error is None
     left, whole = trajectory.turns
-    assert (left.finish_reason, left.masked) == (FinishReason.ABORTED, "" if train else "cancelled")
+    assert (left.finish_reason, left.masked) == (FinishReason.ABORTED, "cancelled")
     text = CODEC.decode(left.token_ids.tolist())
     assert text.startswith(seen[0])
     assert 10 < len(text) < len("one two three " * 60)
-    assert [len(row.turns) for row in merge_turns(trajectory)] == [1] * (1 + train)
+    assert [len(row.turns) for row in merge_turns(trajectory)] == [1]
     assert (left.branch_reason, whole.branch_reason) == ("", "forked")
     assert trajectory.metrics["endpoint/abandoned"] == 1
 
