@@ -27,7 +27,7 @@ from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.tasks import own_tasks
-from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
+from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, common_ks, compare
 from agentrl.evaluation.evaluations import check_failures, outcome_of
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import (
@@ -253,8 +253,10 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
 
 
 def _result(measured: Measured, solved_at: float) -> dict[str, Any]:
+    ks = common_ks(measured.outcomes)
+
     def figures(outcome: TaskOutcome) -> dict[str, Any]:
-        return {"kind": outcome.kind, "failed": len(outcome.failures), **outcome.values(solved_at)}
+        return {"kind": outcome.kind, "failed": len(outcome.failures), **outcome.values(solved_at, ks)}
 
     by_task = {outcome.task_id: figures(outcome) for outcome in measured.outcomes}
     return {"path": measured.model, **dataclasses.asdict(measured.assessment), "by_task": by_task}

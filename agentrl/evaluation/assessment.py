@@ -1,14 +1,15 @@
 """Figures of a model from the episodes of an evaluation, alone and compared with another model.
 
 Every figure is a mean over tasks of a mean over a task's episodes. An episode that failed has no reward: it is counted,
-and left out; a task all of whose episodes failed is left out whole.
+and left out; a task all of whose episodes failed is left out whole. In pass@k an episode that failed is a try that did
+not solve its task, so that the figure never rises because episodes failed, and each k is shown over the same tasks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TypeVar
 
@@ -42,18 +43,40 @@ class TaskOutcome:
     failures: tuple[str, ...] = ()  # error of each of the others
     agents: Mapping[str, tuple[EpisodeOutcome, ...]] = field(default_factory=dict)  # of several agents, each one's own; else empty
 
-    def values(self, solved_at: float) -> dict[str, float]:
-        """Reward, score and pass@k of this task, as far as its episodes allow; solved are those with a score from `solved_at` on."""
-        if not self.episodes:
-            return {}
-        values = {REWARD: fmean(episode.reward for episode in self.episodes)}
-        scores = [episode.score for episode in self.episodes if episode.score is not None]
+    @property
+    def scores(self) -> list[float]:
+        """Scores of the episodes that ended and have one."""
+        return [episode.score for episode in self.episodes if episode.score is not None]
+
+    @property
+    def tries(self) -> int:
+        """Tries at the task: episodes with a score, and those that failed."""
+        return len(self.scores) + len(self.failures)
+
+    @property
+    def has_score(self) -> bool:
+        """True if tries at the task can be told to have solved it: some have a score, or all failed."""
+        return bool(self.scores or (self.failures and not self.episodes))
+
+    def values(self, solved_at: float, ks: Sequence[int]) -> dict[str, float]:
+        """Reward, score and pass@k for each of `ks`, as far as its episodes allow; solved are those with a score from `solved_at` on."""
+        values, scores = dict[str, float](), self.scores
+        if self.episodes:
+            values[REWARD] = fmean(episode.reward for episode in self.episodes)
         if scores:
+            values[SCORE] = fmean(scores)
+        if self.has_score:
             # Within a margin, because a score that is computed from parts may miss the bound by its rounding.
             solved = sum(score >= solved_at - EQUAL_WITHIN for score in scores)
-            passes = {f"{PASS}{k}": pass_at_k(len(scores), solved, k) for k in useful_k(len(scores))}
-            values |= {SCORE: fmean(scores), **passes}
+            values |= {f"{PASS}{k}": pass_at_k(self.tries, solved, k) for k in ks}
         return values
+
+
+def common_ks(outcomes: Sequence[TaskOutcome]) -> list[int]:
+    """Return the k of pass@k that every task with a score has the tries for; none if no episode has a score."""
+    if not any(outcome.scores for outcome in outcomes):
+        return []
+    return useful_k(min(outcome.tries for outcome in outcomes if outcome.has_score))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +128,7 @@ def assess(outcomes: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int
     """Sum up an evaluation; `solved_at` is the score from which an episode counts as solved, `seed` that of the intervals."""
     usable = [outcome for outcome in outcomes if outcome.episodes]
     episodes = [episode for outcome in usable for episode in outcome.episodes]
-    parts = _by_kind(usable, lambda outcome: outcome.kind)
+    parts = _by_kind(outcomes, lambda outcome: outcome.kind)
     failures = Counter(message for outcome in outcomes for message in outcome.failures)
     return Assessment(
         tasks=len(usable),
@@ -113,9 +136,9 @@ def assess(outcomes: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int
         failed_tasks=tuple(outcome.task_id for outcome in outcomes if not outcome.episodes),
         failed_episodes=failures.total(),
         causes=dict(failures.most_common(MAX_CAUSES)),
-        overall=_estimates(usable, solved_at, seed),
+        overall=_estimates(outcomes, solved_at, seed),
         by_kind={kind: _estimates(part, solved_at, seed) for kind, part in parts.items()},
-        by_agent={agent: _estimates(_of_agent(usable, agent), solved_at, seed) for agent in _agents(usable)},
+        by_agent={agent: _estimates(_of_agent(outcomes, agent), solved_at, seed) for agent in _agents(usable)},
         tokens=_mean([episode.tokens for episode in episodes]),
         turns=_mean([episode.turns for episode in episodes]),
         truncated=_mean([episode.truncated for episode in episodes]),
@@ -134,11 +157,13 @@ def _agents(outcomes: Sequence[TaskOutcome]) -> list[str]:
 
 
 def _of_agent(outcomes: Sequence[TaskOutcome], agent: str) -> list[TaskOutcome]:
-    return [TaskOutcome(task_id=outcome.task_id, kind=outcome.kind, episodes=outcome.agents.get(agent, ())) for outcome in outcomes]
+    # An episode that failed has failed for all of its agents.
+    return [replace(outcome, episodes=outcome.agents.get(agent, ()), agents={}) for outcome in outcomes]
 
 
 def _estimates(outcomes: Sequence[TaskOutcome], solved_at: float, seed: int) -> dict[str, Estimate]:
-    values = [outcome.values(solved_at) for outcome in outcomes]
+    ks = common_ks(outcomes)
+    values = [outcome.values(solved_at, ks) for outcome in outcomes]
     names = sorted({name for row in values for name in row}, key=_order)
     return {name: bootstrap_mean([row[name] for row in values if name in row], seed=seed) for name in names}
 
@@ -186,13 +211,14 @@ def compare(model: Sequence[TaskOutcome], baseline: Sequence[TaskOutcome], *, so
 
     The differences between tasks cancel out, so the interval is narrower than two separate ones suggest.
     """
-    others = {outcome.task_id: outcome for outcome in baseline if outcome.episodes}
-    usable = [outcome for outcome in model if outcome.episodes]
-    pairs = [(outcome, others[outcome.task_id]) for outcome in usable if outcome.task_id in others]
+    others = {outcome.task_id: outcome for outcome in baseline}
+    pairs = [(outcome, others[outcome.task_id]) for outcome in model if outcome.task_id in others]
     parts = _by_kind(pairs, lambda pair: pair[0].kind)
+    usable = sum(bool(outcome.episodes) for outcome in (*model, *baseline))
+    both = sum(bool(one.episodes and other.episodes) for one, other in pairs)
     return Comparison(
-        tasks=len(pairs),
-        unpaired=len(usable) + len(others) - 2 * len(pairs),
+        tasks=both,
+        unpaired=usable - 2 * both,
         overall=_differences(pairs, solved_at, seed),
         by_kind={kind: _differences(part, solved_at, seed) for kind, part in parts.items()},
         by_agent={agent: _differences(_pairs_of(pairs, agent), solved_at, seed) for agent in _agents([one for one, _ in pairs])},
@@ -205,7 +231,8 @@ def _pairs_of(pairs: Sequence[tuple[TaskOutcome, TaskOutcome]], agent: str) -> l
 
 
 def _differences(pairs: Sequence[tuple[TaskOutcome, TaskOutcome]], solved_at: float, seed: int) -> dict[str, Difference]:
-    values = [(outcome.values(solved_at), other.values(solved_at)) for outcome, other in pairs]
+    ks = common_ks([outcome for pair in pairs for outcome in pair])
+    values = [(outcome.values(solved_at, ks), other.values(solved_at, ks)) for outcome, other in pairs]
     names = sorted({name for mine, other in values for name in mine.keys() & other.keys()}, key=_order)
     return {
         name: _difference([(mine[name], other[name]) for mine, other in values if name in mine and name in other], seed) for name in names

@@ -26,6 +26,7 @@ OLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"zero_hpz_size": 4, "zero_quantized_weights": True, "fp32_communication": True, "deepcompile": False},
         {"deepspeed_args": ["zero_hpz_partition_size=4", "zero_quantized_weights", "communication_data_type=fp32"]},
     ),
+    "deepspeed, both": ({"deepspeed_args": ["a=1"], "deepcompile": True}, {"deepspeed_args": ["a=1", "deepcompile"]}),
     "deepspeed, nothing": ({"zero_hpz_size": 1, "zero_quantized_gradients": False}, {"deepspeed_args": []}),
     "old log-probabilities": ({"reuse_behaviour_logprobs": True, "interpolate_old_logprobs": False}, {"old_logprobs": "behaviour"}),
     "interpolated": ({"interpolate_old_logprobs": True}, {"old_logprobs": "interpolated"}),

@@ -30,6 +30,7 @@ def test_values_are_json_or_text_and_a_name_alone_is_true() -> None:
         "async_scheduling": False,
     }
     check_engine_args(words)
+    assert parse_named_args(["chat_template="]) == {"chat_template": ""}
 
 
 @pytest.mark.vllm

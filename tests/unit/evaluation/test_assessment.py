@@ -99,8 +99,52 @@ def shown(assessment: Assessment) -> dict[str, float]:
 
 def test_every_task_counts_the_same_however_many_episodes_it_has() -> None:
     assessment = assess([outcome("a", 1.0, 1.0, 1.0, 1.0), outcome("b", 0.0, 1.0, failed=2)])
-    assert shown(assessment) == {"reward": 0.75, "score": 0.75, "pass@1": 0.75, "pass@2": 1.0, "pass@4": 1.0}
-    assert assessment.overall["pass@4"].tasks == 1  # the other one has too few tries
+    assert shown(assessment) == {"reward": 0.75, "score": 0.75, "pass@1": 0.625, "pass@2": 0.75, "pass@4": 1.0}
+    assert {estimate.tasks for estimate in assessment.overall.values()} == {2}
+
+
+def test_pass_at_k_never_rises_because_episodes_failed() -> None:
+    """Half of the tasks are always solved, the others never; of each of these an episode failed, or all did."""
+    easy = [outcome(f"easy {number}", 1.0, 1.0, 1.0, 1.0) for number in range(5)]
+    hard = [outcome(f"hard {number}", 0.0, 0.0, 0.0, failed=1) for number in range(4)]
+    assessment = assess([*easy, *hard, outcome("hard 4", failed=4)])
+    assert {name: value for name, value in shown(assessment).items() if name.startswith("pass@")} == dict.fromkeys(
+        ("pass@1", "pass@2", "pass@4"), 0.5
+    )
+    assert {assessment.overall[f"pass@{k}"].tasks for k in (1, 2, 4)} == {10}
+    for failed in range(4):
+        tried = [outcome("a", *[1.0, 0.0, 0.0, 0.0][: 4 - failed], failed=failed), outcome("b", *[0.0] * (4 - failed), failed=failed)]
+        assert shown(assess(tried))["pass@2"] == 0.25  # of the tries of `a` one solved it, whatever became of the others
+
+
+def test_every_k_is_of_the_same_tasks() -> None:
+    fewer = assess([outcome("a", 1.0, 1.0, 1.0, 1.0), outcome("b", 0.0, 0.0, 0.0)])
+    assert [name for name in shown(fewer) if name.startswith("pass@")] == ["pass@1", "pass@2", "pass@3"]
+    unscored = EpisodeOutcome(reward=0.5, score=None, tokens=1, turns=1, truncated=False)
+    some = assess([outcome("a", 1.0, 1.0), TaskOutcome(task_id="c", episodes=(unscored, unscored))])
+    assert (shown(some)["pass@2"], some.overall["pass@2"].tasks, some.overall["reward"].tasks) == (1.0, 1, 2)
+    torn = assess([outcome("a", 1.0), TaskOutcome(task_id="c", episodes=(unscored,), failures=("x",))])
+    assert (shown(torn)["pass@1"], torn.overall["pass@1"].tasks) == (1.0, 1)  # nothing says what the tries at `c` were worth
+    assert "pass@1" not in shown(assess([TaskOutcome(task_id="c", episodes=(unscored,)), outcome("d", failed=1)]))
+
+
+def test_failures_count_in_pass_at_k_of_each_agent_and_of_a_comparison() -> None:
+    def played(*scores: float, failed: int) -> TaskOutcome:
+        own = outcome("a", *scores, failed=failed)
+        return replace(own, agents={"bob": own.episodes, "ann": own.episodes})
+
+    mine, theirs = played(1.0, failed=3), played(1.0, 1.0, 0.0, 0.0, failed=0)
+    assert assess([mine]).by_agent["bob"]["pass@1"].value == 0.25
+    compared = compare([mine], [theirs])
+    assert (compared.overall["pass@1"].model, compared.overall["pass@1"].baseline) == (0.25, 0.5)
+    assert set(compared.overall) == {"reward", "score", "pass@1", "pass@2", "pass@4"}
+    lost = compare([outcome("a", failed=4)], [theirs])
+    assert (lost.tasks, lost.unpaired, set(lost.overall), lost.overall["pass@1"].difference.value) == (
+        0,
+        1,
+        {"pass@1", "pass@2", "pass@4"},
+        -0.5,
+    )
 
 
 def test_failures_are_counted_apart_and_are_no_zeros() -> None:

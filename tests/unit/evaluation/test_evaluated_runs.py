@@ -328,9 +328,9 @@ def test_a_figure_that_there_is_not_is_named(tmp_path: Path) -> None:
 def test_a_figure_that_failures_leave_out_does_not_end_the_run(tmp_path: Path) -> None:
     class Failing(Worker):
         def members(self, group_request: GroupRequest, version: int) -> Sequence[MemberSummary] | None:
-            return [failed_member(), member(1.0)]
+            return [failed_member(), member(1.0, score=None)]
 
-    scene = Scene(1, run_dir=tmp_path, metric="eval/pass@2", workers=[Failing()])
+    scene = Scene(1, run_dir=tmp_path, metric="eval/score", workers=[Failing()])
     scene.run()
     assert scene.learner.saved == []
     assert [row["eval/failed_episodes"] for row in scene.observer.steps] == [5] * 6

@@ -27,7 +27,8 @@ def outcome(name: str, *rewards: float, failed: int = 0, score: bool = True) -> 
 def test_one_line_says_figures_intervals_and_failures() -> None:
     line = evaluation_line(assess([outcome("a", 1.0), outcome("b", 0.0), outcome("c", failed=2)]))
     assert line == (
-        "reward = score = pass@1 0.500 (0.000 to 1.000); 2 tasks, 1 more failed; 2 episodes failed, most often with timeout: step: 60 s"
+        "reward = score 0.500 (0.000 to 1.000), pass@1 0.333 (0.000 to 1.000); 2 tasks, 1 more failed; "
+        "2 episodes failed, most often with timeout: step: 60 s"
     )
     assert evaluation_line(assess([outcome("a", 0.25, score=False)])) == "reward 0.250; 1 task"
     assert evaluation_line(assess([outcome("a", failed=1)])).startswith("nothing measured; 0 tasks, 1 more failed")
