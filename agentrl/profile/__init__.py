@@ -1,1 +1,1 @@
-"""Times of a recorded run, and predictions for other sizes."""
+"""Times of a recorded run, alone and beside the plan that it was made with."""

@@ -16,8 +16,8 @@ import time
 from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest
-from agentrl.profile.simulated_engine import EngineModel
-from agentrl.profile.simulation import LearnerModel, Plan, Simulated, constant, episodes_of, lognormal, simulate
+from tests.simulated_engine import EngineModel
+from tests.simulation import LearnerModel, Plan, Simulated, constant, episodes_of, lognormal, simulate
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of, member
 
 

@@ -22,8 +22,8 @@ from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.state import AfterStep
-from agentrl.profile.simulation import run_virtual
 from agentrl.resolve.parts import flow_plan
+from tests.simulation import run_virtual
 
 T = TypeVar("T")
 

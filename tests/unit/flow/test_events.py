@@ -22,11 +22,11 @@ from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import StopRequest
-from agentrl.profile.simulation import run_virtual
 from agentrl.resolve.parts import track_plan
 from agentrl.track.callbacks import CallbackLike, UserCallbacks
 from agentrl.track.jsonl import read_lines
 from agentrl.track.tracker import open_tracker
+from tests.simulation import run_virtual
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, endless_tasks, failed_member, flow_of, member
 
 SIZES = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=2)

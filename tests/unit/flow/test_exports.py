@@ -15,7 +15,7 @@ from agentrl.flow.driver import RunResult, train
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.worker_slots import Supervision
-from agentrl.profile.simulation import run_virtual
+from tests.simulation import run_virtual
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 

@@ -16,8 +16,8 @@ import pytest
 from agentrl.core.types import GroupRequest
 from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
-from agentrl.profile.simulated_engine import EngineModel, EpisodeShape, SimulatedWorker, World
-from agentrl.profile.simulation import LearnerModel, SimulatedLearner, constant, run_virtual
+from tests.simulated_engine import EngineModel, EpisodeShape, SimulatedWorker, World
+from tests.simulation import LearnerModel, SimulatedLearner, constant, run_virtual
 from tests.unit.flow.fakes import Recorder, endless_tasks, flow_of
 
 TOKENS = {0: 100, 1: 100, 2: 50, 3: 50, 4: 200, 5: 200}

@@ -18,7 +18,7 @@ from agentrl.flow.driver import train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import SafePoint
-from agentrl.profile.simulation import run_virtual
+from tests.simulation import run_virtual
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 

@@ -22,7 +22,7 @@ from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import SafePoint
 from agentrl.flow.turns import TimeSharedLearner
 from agentrl.flow.worker_slots import Supervision
-from agentrl.profile.simulation import run_virtual
+from tests.simulation import run_virtual
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 STEP = [

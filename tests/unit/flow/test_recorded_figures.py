@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
-from agentrl.profile.simulated_engine import EngineModel
-from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, simulate
 from agentrl.resolve.parts import flow_plan
+from tests.simulated_engine import EngineModel
+from tests.simulation import LearnerModel, Plan, constant, episodes_of, simulate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 GROUPS, SAMPLES, TURNS = 16, 8, 4

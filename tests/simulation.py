@@ -28,7 +28,7 @@ from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.sizes import FlowPlan
 from agentrl.flow.worker_slots import Supervision
-from agentrl.profile.simulated_engine import Draw, DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
+from tests.simulated_engine import Draw, DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
 
 T = TypeVar("T")
 

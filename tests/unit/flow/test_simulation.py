@@ -12,9 +12,9 @@ import pytest
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import WeightUpdate
 from agentrl.core.types import GroupRequest, Task
-from agentrl.profile.simulated_engine import Decoder, EngineModel, EpisodeShape, SimulatedWorker, World
-from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, run_virtual, samples, simulate
 from tests.benchmarks.flow_cost import BOUND_US, cheapest
+from tests.simulated_engine import Decoder, EngineModel, EpisodeShape, SimulatedWorker, World
+from tests.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, run_virtual, samples, simulate
 from tests.unit.flow.fakes import flow_of
 
 ENGINE = EngineModel(token_s=0.010, token_s_per_sequence=0.001, pause_s=constant(0.2), load_s=constant(0.1))
