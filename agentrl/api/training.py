@@ -30,7 +30,7 @@ from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
 from agentrl.core.paths import shown_path
-from agentrl.core.plugins import copy_plugins
+from agentrl.core.plugins import KEPT, copy_plugins
 from agentrl.core.process import collect_rarely, on_thread
 from agentrl.core.protocols import Learner
 from agentrl.core.redaction import redacted
@@ -40,7 +40,7 @@ from agentrl.core.types import Task
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.apart import evaluations_apart
 from agentrl.evaluation.evaluations import open_evaluations
-from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
+from agentrl.flow.checkpoint import INPUTS, Progress, latest_checkpoint, repeated_tasks
 from agentrl.flow.driver import RunResult
 from agentrl.flow.driver import train as run_loops
 from agentrl.flow.past_weights import PastWeights
@@ -49,6 +49,7 @@ from agentrl.flow.saving import Checkpoints
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import UPLOAD_TIMEOUT_S, Uploads
+from agentrl.resolve.inputs import Inputs, changed_code, keep_code, of_questions, read_inputs, refuse_changed
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
 from agentrl.resolve.parts import check_model
 from agentrl.resolve.plan import RunPlan
@@ -61,6 +62,7 @@ from agentrl.rollout.tasks import check_prompts, context_length, missing_labels
 from agentrl.rollout.teachers import HttpTeacher
 from agentrl.suites.load import keep_environment
 from agentrl.track.callbacks import CallbackLike, load_callbacks
+from agentrl.track.text import counted
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
 
 _log = logging.getLogger(__name__)
@@ -132,11 +134,15 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     config, agent = plan.settings, plan.agent
     check_model(config)
     callbacks = [*load_callbacks(config.record.callback), *own]
-    tasks, questions = plan.tasks()
     run_dir = config.training.run_dir
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     begin = await on_thread(resume_point, config)  # an address may take its time
+    before = Inputs.from_json(begin.inputs) if begin.inputs else None
+    tasks, questions = plan.tasks(before, begin.progress.epoch)
+    inputs = await on_thread(read_inputs, plan.inputs, tasks, of_questions(questions, tasks))
+    if before is not None and not plan.accepts_changes:
+        refuse_changed(before, inputs, config.training.resume)
     make_directory(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     stop = stop or StopRequest()
@@ -149,17 +155,20 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
         keep_environment(config.run.agent, run_dir)
+        keep_code(inputs, before, run_dir, begin.progress.step)
+        (run_dir / INPUTS).write_text(json.dumps(inputs.to_json()) + "\n", encoding="utf-8")
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(plan.to_json() + "\n", encoding="utf-8")
         await tracker.begin(json.loads(to_json(config)), rows)
         for note in plan.notes:
             tracker.on_stage(note)
+        _warn_of_changes(tracker, before, inputs, tasks, begin.progress)
         first = tasks.first(PROMPTS_CHECKED)
         if (problem := missing_labels(config.data, agent, first)) is not None:
             tracker.warn(RunWarning("no-labels", *problem))
         await _rehearse(plan, first[0], tracker)
         await _start(plan, [*first, *questions], proof, runtime, tracker)
-        result = await _train(plan, run_dir, tasks, questions, runtime, tracker, begin, stop)
+        result = await _train(plan, run_dir, tasks, questions, runtime, tracker, begin, stop, json.dumps(inputs.to_json()))
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         stop_reason = result.stop_reason or None
         return result
@@ -177,6 +186,19 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
         tracker.on_stage("closing")
         await uninterrupted(runtime.close())
         await tracker.finish(status=status, ledger=ledger, agent=config.run.agent, stop_reason=stop_reason)
+
+
+def _warn_of_changes(tracker: RunTracker, before: Inputs | None, inputs: Inputs, tasks: TaskSource, progress: Progress) -> None:
+    """Say what of the inputs of a resumed run is new: added tasks, and changed code."""
+    if before is None:
+        return
+    if tasks.num_added:
+        from_epoch = progress.epoch + 1
+        tracker.on_stage(f"{counted(tasks.num_added, 'task')} added since the run began, drawn from epoch {from_epoch} on")
+    if changed := changed_code(before, inputs):
+        shown = ", ".join(f"{name} ({lines} lines)" for name, lines in changed.items())
+        text = f"the environment's code is not what it was until step {progress.step}: {shown}"
+        tracker.warn(RunWarning("changed-code", text, f"Both versions are in {KEPT}; rewards before and after may mean different things."))
 
 
 async def _refuse_wrong(plan: RunPlan, cluster: ClusterPlan) -> None:
@@ -280,6 +302,7 @@ async def _train(
     tracker: RunTracker,
     begin: ResumePoint,
     stop: StopRequest,
+    inputs: str,
 ) -> RunResult:
     config, pool = plan.settings, pool_of(runtime)
     learner = learner_beside(pool, runtime, config.weights, version=begin.progress.step)
@@ -300,7 +323,7 @@ async def _train(
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
     hook = evaluations_apart(config.training, evaluations, evaluators_of(runtime, pool))
     sizes = {"every": config.training.save_every, "num_steps": config.training.num_steps, "keep": config.training.keep_checkpoints}
-    checkpoints = Checkpoints(run_dir, learner, config=plan.to_json(), uploads=uploads, **sizes)
+    checkpoints = Checkpoints(run_dir, learner, config=plan.to_json(), inputs=inputs, uploads=uploads, **sizes)
 
     async def work() -> RunResult:
         result = await run_loops(

@@ -9,6 +9,7 @@ from agentrl.api.background import run_until_signal
 from agentrl.config.load import load
 from agentrl.config.mapping import to_json
 from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED
+from agentrl.core.fingerprints import ACCEPT
 from agentrl.core.paths import shown_path
 from agentrl.flow.state import StopRequest
 from agentrl.resolve.commands import load_eval, read_train
@@ -21,7 +22,8 @@ def main(words: list[str]) -> int:
     from agentrl.resolve.plan import RunPlan
     from agentrl.resolve.saved import with_saved_settings
 
-    plan = RunPlan.of(read_train(with_saved_settings([word for word in words if word != "--dry-run"])))
+    settings = [word for word in words if word not in ("--dry-run", ACCEPT)]
+    plan = RunPlan.of(read_train(with_saved_settings(settings)), accepts_changes=ACCEPT in words)
     # Imported only now, so that a wrong setting is refused without waiting for it.
     from agentrl.api.preview import preview
     from agentrl.api.training import train

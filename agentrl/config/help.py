@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from agentrl.config.sections import Setting, bare, notes_of, sections_of, settings_of
 from agentrl.config.words import Word, usage
+from agentrl.core.fingerprints import ACCEPT
 from agentrl.core.settings import flag
 
 COLUMN = 27
@@ -23,6 +24,7 @@ MAX_WIDTH = 120
 ALSO = {
     "--config": ("--config FILE", "settings from a TOML, YAML or JSON file"),
     "--dry-run": ("--dry-run", "print the resolved configuration and stop"),
+    ACCEPT: (ACCEPT, "with --resume: go on with tasks, models and templates that are not what they were"),
 }
 """Flags of commands that are no settings: how help writes them, and their meaning."""
 

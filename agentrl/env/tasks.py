@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.core.errors import ConfigError, DataError
+from agentrl.core.fingerprints import ACCEPT
 from agentrl.core.types import Task, derive_seed
 from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.images import image_texts
+from agentrl.env.known_tasks import KnownTasks, known_tasks
 from agentrl.env.prompts import PromptSet, is_chat
 from agentrl.env.sampling import Sampling, TaskSampler
 
@@ -25,7 +27,16 @@ class TaskOrder:
     order, and the others continue.
     """
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (1.0,), *, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float] = (1.0,),
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        growth: Sequence[tuple[int, int]] = (),  # epochs from which on the only part has another size, with that size
+    ) -> None:
+        self._growth = growth
         total = sum(weights)
         self._sizes, self._shares = tuple(sizes), tuple(weight / total for weight in weights)
         self._starts = tuple(sum(sizes[:part]) for part in range(len(sizes)))
@@ -65,7 +76,8 @@ class TaskOrder:
 
     def _pass(self, part: int, number: int) -> list[int]:
         start = self._starts[part]
-        order = list(range(start, start + self._sizes[part]))
+        size = next((size for epoch, size in reversed(self._growth) if epoch <= number), self._sizes[part])
+        order = list(range(start, start + size))
         if self._shuffle:
             # A single part has the seeds that collections had before there were parts, so that runs go on in the same order.
             more = (part,) if len(self._sizes) > 1 else ()
@@ -83,7 +95,8 @@ def shares(count: int, weights: Sequence[float]) -> list[int]:
     return parts
 
 
-PEEK = 4096
+PEEK, FIRST = 4096, 64
+"""Tasks of an iterable that are read to see whether it ends, and those of one without an end that are compared when a run is resumed."""
 
 
 class TaskSource:
@@ -102,6 +115,9 @@ class TaskSource:
         holdout: Number of tasks that are never drawn: chosen by the seed in a finite collection, else the first ones.
         mixture: Size and weight of each part of a finite collection; see `TaskOrder`.
         sampling: Draw by pass rates instead of epochs; see `TaskSampler`.
+        known: Tasks with which the run began. They keep their order, and the same ones are held out; what was added comes behind them, from
+            the epoch after `epoch` on.
+        epoch: Epoch in which a resumed run draws.
 
     Raises:
         DataError: If there is no task, or a task is unusable.
@@ -109,6 +125,8 @@ class TaskSource:
 
     Attributes:
         held_out: The held-out tasks, in their own order.
+        known: The tasks as they are now, for a run that is resumed later.
+        num_added: Tasks that `known` did not have.
         sampler: Draws the tasks, and is told how they went; `None` without `sampling`.
     """
 
@@ -122,10 +140,14 @@ class TaskSource:
         holdout: int = 0,
         mixture: Sequence[tuple[int, float]] = (),
         sampling: Sampling | None = None,
+        known: KnownTasks | None = None,
+        epoch: int = 0,
     ) -> None:
         self._load, self._origin, self._seed, self._shuffle = load, origin, seed, shuffle
         self._holdout, self._mixture = holdout, mixture
+        self._before, self._now, self.num_added = known, epoch, 0
         self.held_out: list[Task] = []
+        self.known = KnownTasks(digests={})
         self._epoch = self._position = 0
         self._tasks: Sequence[Task] | None = None
         self._order = TaskOrder(())
@@ -134,10 +156,8 @@ class TaskSource:
         self.sampler = None if sampling is None else self._sampler(sampling)
 
     @classmethod
-    def from_agent(
-        cls, agent: AgentSpec, *, seed: int = 0, shuffle: bool = True, holdout: int = 0, sampling: Sampling | None = None
-    ) -> TaskSource:
-        """Draw from the environment's own ``tasks``; `ConfigError` if it has none."""
+    def from_agent(cls, agent: AgentSpec, **options: Any) -> TaskSource:
+        """Draw from the environment's own ``tasks``; `ConfigError` if it has none. The options are those of the class."""
         origin = f"{agent.source}: {agent.name}.tasks"
 
         def load() -> Iterable[Task]:
@@ -147,24 +167,15 @@ class TaskSource:
                 raise ConfigError("--prompts", "", problem, f"Name a data set, or add a classmethod tasks() to {agent.name}.")
             return tasks
 
-        return cls(load, origin=origin, seed=seed, shuffle=shuffle, holdout=holdout, sampling=sampling)
+        return cls(load, origin=origin, **options)
 
     @classmethod
-    def from_prompts(
-        cls,
-        parts: Sequence[PromptSet],
-        *,
-        weights: Sequence[float] = (),
-        seed: int = 0,
-        shuffle: bool = True,
-        holdout: int = 0,
-        sampling: Sampling | None = None,
-    ) -> TaskSource:
-        """Draw from data sets in proportions of `weights`; without weights all data sets form one collection."""
+    def from_prompts(cls, parts: Sequence[PromptSet], *, weights: Sequence[float] = (), **options: Any) -> TaskSource:
+        """Draw from data sets in proportions of `weights`; without weights all data sets form one collection. See the class for options."""
         tasks = [task for part in parts for task in part.tasks]
         mixture = [(len(part.tasks), weight) for part, weight in zip(parts, weights, strict=True)] if weights else ()
         origin = ", ".join(part.name for part in parts)
-        return cls(lambda: tasks, origin=origin, seed=seed, shuffle=shuffle, holdout=holdout, mixture=mixture, sampling=sampling)
+        return cls(lambda: tasks, origin=origin, mixture=mixture, **options)
 
     @property
     def num_tasks(self) -> int | None:
@@ -240,14 +251,28 @@ class TaskSource:
         head = list(stream) if isinstance(loaded, Sequence) else list(itertools.islice(stream, limit))
         if not head:
             raise DataError("tasks", self._origin, "holds no task", "Give at least one.")
+        before = self._before
         if isinstance(loaded, Sequence) or len(head) < limit:
-            self._tasks = self._hold_out(unique(head, self._origin))
+            tasks = unique(head, self._origin)
+            if before is not None:
+                tasks = before.ordered(tasks, self._origin)
+                self.num_added = len(tasks) - len(before.digests)
+            self._tasks = self._hold_out(tasks)
         else:
+            first = head[: self._holdout + FIRST]
+            if before is not None:
+                before.ordered(first, self._origin)
             self.held_out = head[: self._holdout]
+            self.known = known_tasks(first, self.held_out, has_end=False)
             self._stream = itertools.chain(head[self._holdout :], stream)
 
     def _hold_out(self, tasks: list[Task]) -> list[Task]:
-        """Hold out tasks of each part by its weight; return the tasks to train on."""
+        """Hold out tasks of each part by its weight, or those that were held out before; return the tasks to train on."""
+        if self._before is not None and (not self._mixture or not self.num_added):
+            return self._hold_out_again(tasks, self._before)
+        if self.num_added:
+            problem = f"has {self.num_added} tasks that were added since the run began, and --prompt-probs fixes how data sets are drawn"
+            raise DataError("tasks", self._origin, problem, f"Leave them out, or add {ACCEPT}, with which tasks are drawn in a new order.")
         sizes, weights = zip(*self._mixture or [(len(tasks), 1.0)], strict=True)
         held = shares(self._holdout, weights)
         if any(count >= size for count, size in zip(held, sizes, strict=True)):
@@ -260,7 +285,26 @@ class TaskSource:
         left = [size - count for size, count in zip(sizes, held, strict=True)]
         self._order = TaskOrder(left, weights, seed=self._seed, shuffle=self._shuffle)
         self.held_out = [tasks[index] for index in sorted(chosen)]
+        self.known = known_tasks(tasks, self.held_out)
         return [task for index, task in enumerate(tasks) if index not in chosen]
+
+    def _hold_out_again(self, tasks: list[Task], before: KnownTasks) -> list[Task]:
+        held = set(before.held_out)
+        self.held_out = [task for task in tasks if task.id in held]
+        left = [task for task in tasks if task.id not in held]
+        growth = before.growth or ((0, len(before.digests) - len(held)),)
+        if self.num_added:
+            # An epoch that has begun is drawn as it began; tasks that were added twice in it begin with the next one together.
+            growth = (*(each for each in growth if each[0] <= self._now), (self._now + 1, len(left)))
+        self.known = replace(known_tasks(tasks, self.held_out), growth=growth)
+        if self._mixture:
+            sizes, weights = zip(*self._mixture, strict=True)
+            held_of = shares(self._holdout, weights)
+            sizes = tuple(size - count for size, count in zip(sizes, held_of, strict=True))
+            self._order = TaskOrder(sizes, weights, seed=self._seed, shuffle=self._shuffle)
+        else:
+            self._order = TaskOrder((len(left),), seed=self._seed, shuffle=self._shuffle, growth=growth)
+        return left
 
 
 def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:

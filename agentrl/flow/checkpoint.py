@@ -4,6 +4,7 @@ RUN_DIR/checkpoints/step-00000020/
     learner/        written by the learner's ranks
     progress.json   accounts, cursor of the tasks, groups to repeat
     config.json     the settings the run had
+    inputs.json     what it read by path or name, as fingerprints
     manifest.json   size and hash of every file
 
 The learner's ranks hash what they wrote, and look at it again before they load it; this process hashes the other files only.
@@ -79,7 +80,7 @@ def repeated_tasks(tasks: TaskSource, progress: Progress) -> list[tuple[int, Tas
 
 
 FOLDER, LEARNER = "checkpoints", "learner"
-PROGRESS, CONFIG, PREFIX = "progress.json", "config.json", "step-"
+PROGRESS, CONFIG, INPUTS, PREFIX = "progress.json", "config.json", "inputs.json", "step-"
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
@@ -147,6 +148,15 @@ def parse_checkpoint(progress: str, config: str) -> tuple[Progress, dict[str, An
     """
     settings: dict[str, Any] = json.loads(config)
     return Progress.from_json(json.loads(progress)), settings
+
+
+def read_inputs(path: Path) -> dict[str, Any]:
+    """Return the manifest of inputs in a checkpoint or a run's directory; empty if an earlier version wrote it."""
+    try:
+        found: dict[str, Any] = json.loads((path / INPUTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def newest_first(folder: Path) -> list[Path]:

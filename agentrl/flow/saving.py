@@ -19,7 +19,7 @@ from agentrl.core.errors import CheckpointError
 from agentrl.core.files import commit_directory, remove_directory, temporary_directory
 from agentrl.core.manifest import FileEntry
 from agentrl.core.protocols import Learner
-from agentrl.flow.checkpoint import CONFIG, FOLDER, LEARNER, PREFIX, PROGRESS, Progress, newest_first
+from agentrl.flow.checkpoint import CONFIG, FOLDER, INPUTS, LEARNER, PREFIX, PROGRESS, Progress, newest_first
 from agentrl.flow.uploads import Uploads
 
 CANCELLED_WRITE_S = 8.0
@@ -33,15 +33,25 @@ class Checkpoints:
     """Writes the checkpoints of a run into its directory, which every learner rank must see.
 
     There is one after each `every` steps, and then after the last step in any case; 0: only where a run is stopped early. The newest
-    `keep` are kept; older ones are removed after a newer is complete. `config` holds the run's settings as JSON text. With `uploads`,
-    each is copied elsewhere when it is complete, and one that is being copied is kept until that is over.
+    `keep` are kept; older ones are removed after a newer is complete. `config` holds the run's settings and `inputs` the manifest of what
+    it reads, as JSON texts. With `uploads`, each is copied elsewhere when it is complete, and one that is being copied is kept until that
+    is over.
     """
 
     def __init__(
-        self, run_dir: Path, learner: Learner, *, every: int, num_steps: int, keep: int, config: str, uploads: Uploads | None = None
+        self,
+        run_dir: Path,
+        learner: Learner,
+        *,
+        every: int,
+        num_steps: int,
+        keep: int,
+        config: str,
+        inputs: str = "{}",
+        uploads: Uploads | None = None,
     ) -> None:
         # Absolute, because user code may change the working directory while the run goes on.
-        self._folder, self._learner, self._config = (run_dir / FOLDER).absolute(), learner, config
+        self._folder, self._learner, self._config, self._inputs = (run_dir / FOLDER).absolute(), learner, config, inputs
         self._every, self._num_steps, self._keep, self._uploads = every, num_steps, keep, uploads
         self._tidying = threading.Lock()  # held while old directories are removed, which two threads may do
 
@@ -110,6 +120,7 @@ class Checkpoints:
         with _disk_errors(target):
             (temporary / PROGRESS).write_text(json.dumps(progress.to_json(), indent=2) + "\n", encoding="utf-8")
             (temporary / CONFIG).write_text(self._config, encoding="utf-8")
+            (temporary / INPUTS).write_text(self._inputs + "\n", encoding="utf-8")
         if target.exists():  # from before, and found damaged, or the run would not have taken this step again
             remove_directory(target)
         commit_directory(temporary, target, {f"{LEARNER}/{name}": entry for name, entry in flushed.items()})

@@ -16,6 +16,7 @@ from agentrl.config.sections import changed, settings_of
 from agentrl.config.words import Word
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
+from agentrl.core.fingerprints import ACCEPT
 from agentrl.core.plugins import kept_environment
 from agentrl.env.plan import ANSWER
 from agentrl.evaluation.plan import MeasureConfig, SelectConfig
@@ -153,7 +154,7 @@ TRAIN = TrainCommand(
         *("agent", "prompts", "model", "num_steps", "asynchronous", "advantage_estimator", "learning_rate", "groups_per_step"),
         *("n_samples_per_prompt", "max_new_tokens", "max_turns", "dynamic_filtering", "eval_every", "save_every", "resume", "run_dir"),
     ),
-    also=DRY_RUN,
+    also=(*DRY_RUN, ACCEPT),
     ignored=(EvaluateConfig, SampleConfig),
 )
 EVAL = MeasuringCommand(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.plan import bootstraps, has_ratios
-from agentrl.algo.teacher_specs import TeachingSettings, served_teachers
+from agentrl.algo.teacher_specs import TeachingSettings, served_teachers, teacher_specs
 from agentrl.assets import model_path
 from agentrl.cluster.build import device, load_environment
 from agentrl.cluster.processes import ClusterPlan
@@ -21,6 +22,7 @@ from agentrl.engine.adapters import SPARE_ADAPTERS
 from agentrl.engine.reward_model_facts import RewardModelSettings
 from agentrl.engine.settings import Device, EngineSettings
 from agentrl.env.agent_spec import AgentSpec
+from agentrl.env.known_tasks import KnownTasks
 from agentrl.env.plan import ANSWER
 from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import TaskSource
@@ -29,6 +31,7 @@ from agentrl.evaluation.plan import EvalConfig
 from agentrl.flow.plan import BRANCH_ENTROPY, branch_entropy
 from agentrl.flow.sizes import FlowPlan
 from agentrl.learner.settings import LearnerSettings
+from agentrl.resolve.inputs import InputPlan, Inputs
 from agentrl.rollout.episode_plan import PARTNERS, EpisodePlan, ForkSettings, StragglerPolicy
 from agentrl.rollout.group_rewards import GroupRewardSettings
 from agentrl.rollout.partner_specs import partner_specs
@@ -276,31 +279,45 @@ def track_plan(config: TrainConfig) -> TrackPlan:
     )
 
 
+def input_plan(config: TrainConfig) -> InputPlan:
+    """Return where the files are that a run reads; services and hub names have none here."""
+    models = {"--model": model_path(config.model.model)}
+    models |= {f"--teacher {spec.name}".rstrip(): spec.where for spec in teacher_specs(config.algo.teacher) if spec.kind in LOADED}
+    models |= {f"--reward-model {Path(model).name}": model for model in config.reward.reward_model}
+    models |= {f"--partner {spec.agent}": spec.where for spec in partner_specs(config.partner) if spec.kind == "model"}
+    return InputPlan(agent=config.run.agent, models=models, chat_template=config.model.chat_template)
+
+
+LOADED = ("learner", "engine")
+"""Kinds of teachers that the run loads itself."""
+
+
 def environment(config: PlaySettings) -> AgentSpec:
     """Load the environment of a command; see `load_environment`."""
     sent = config.run.runtime == "ray"
     return load_environment(config.run.agent, config.engine.engine, episode_plan(config), sent=sent)
 
 
-def training_tasks(config: PlaySettings, agent: AgentSpec) -> TaskSource:
+def training_tasks(config: PlaySettings, agent: AgentSpec, known: KnownTasks | None = None, epoch: int = 0) -> TaskSource:
     """Return the tasks of a command; see `open_tasks`."""
     sampling = None
     if isinstance(config, TrainConfig) and config.flow.task_sampling != "epochs":
         flow = config.flow
         rule, _, key = flow.task_sampling.partition(":")
         sampling = Sampling(rule=rule, difficulty_key=key)
-    return open_tasks(config.data, agent, seed=config.run.seed, sampling=sampling)
+    return open_tasks(config.data, agent, seed=config.run.seed, sampling=sampling, known=known, epoch=epoch)
 
 
-def evaluation_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
-    """Return the tasks that a run is evaluated on; none if it is not evaluated.
+def evaluation_tasks(config: TrainConfig, agent: AgentSpec, before: Inputs | None = None) -> list[Task]:
+    """Return the tasks that a run is evaluated on; none if it is not evaluated. A run that is resumed keeps those that it had `before`.
 
     Raises:
         ConfigError: If there are none or they cannot be used, or none is of the kind that ``--keep-best`` names.
     """
     if not config.training.evaluates:
         return []
-    tasks = eval_tasks(config.data, agent, seed=config.run.seed)
+    known, asked = (before.tasks, before.questions) if before else (None, None)
+    tasks = eval_tasks(config.data, agent, seed=config.run.seed, known=known, asked=asked)
     check_kept_kind(tasks, config.training, config.eval.eval_by)
     return tasks
 

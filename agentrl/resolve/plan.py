@@ -35,6 +35,7 @@ from agentrl.flow.sizes import FlowPlan
 from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.resolve.directories import agent_name, check_free, default_directory
+from agentrl.resolve.inputs import InputPlan, Inputs
 from agentrl.resolve.memory import gpu_bytes, savings, with_shares
 from agentrl.resolve.parts import (
     cluster_plan,
@@ -43,6 +44,7 @@ from agentrl.resolve.parts import (
     eval_plan,
     evaluation_tasks,
     flow_plan,
+    input_plan,
     track_plan,
     training_tasks,
 )
@@ -77,6 +79,7 @@ class RunPlan:
         agent: The environment, loaded.
         device: Kind of device that engines and learner compute on.
         notes: Decisions that a person would want to know, a line each.
+        accepts_changes: True if the run goes on although tasks, models or templates are not what they were.
     """
 
     settings: TrainConfig
@@ -84,15 +87,17 @@ class RunPlan:
     agent: AgentSpec
     device: Device
     notes: tuple[str, ...] = ()
+    accepts_changes: bool = False
 
     @classmethod
-    def of(cls, loaded: Loaded[TrainConfig], host: Host | None = None, *, named: bool = True) -> RunPlan:
+    def of(cls, loaded: Loaded[TrainConfig], host: Host | None = None, *, named: bool = True, accepts_changes: bool = False) -> RunPlan:
         """Decide everything about a run that can be known before its processes start.
 
         Args:
             loaded: What a user said.
             host: This machine.
             named: True if the run has a directory, which is chosen here and not yet made.
+            accepts_changes: The field of this name.
 
         Raises:
             ConfigError: If settings contradict each other, this machine or the run to resume, or a file is missing.
@@ -115,7 +120,8 @@ class RunPlan:
             steps = steps.follow("machine", with_front_ends(steps.settings, host.cores))
         saved = savings(asked, steps.settings)
         notes = tuple(filter(None, (engine_note, f"to fit into the GPU: {saved}" if saved else "")))
-        return cls(settings=steps.settings, sources=steps.sources, agent=agent, device=device_of(steps.settings), notes=notes)
+        decided, device = steps.settings, device_of(steps.settings)
+        return cls(settings=decided, sources=steps.sources, agent=agent, device=device, notes=notes, accepts_changes=accepts_changes)
 
     @cached_property
     def cluster(self) -> ClusterPlan:
@@ -133,17 +139,28 @@ class RunPlan:
         return eval_plan(self.settings)
 
     @cached_property
+    def inputs(self) -> InputPlan:
+        """The plan of what it reads besides its tasks."""
+        return input_plan(self.settings)
+
+    @cached_property
     def track(self) -> TrackPlan:
         """The plan of what it shows and keeps."""
         return track_plan(self.settings)
 
-    def tasks(self) -> tuple[TaskSource, list[Task]]:
+    def tasks(self, before: Inputs | None = None, epoch: int = 0) -> tuple[TaskSource, list[Task]]:
         """Return the tasks to train on, and those that it is evaluated on.
 
+        Args:
+            before: What a run that is resumed has read before.
+            epoch: Epoch in which it draws.
+
         Raises:
-            ConfigError: If there are none, or they cannot be used.
+            ConfigError: If there are none, or they cannot be used, or those of `before` are gone or changed.
         """
-        return training_tasks(self.settings, self.agent), evaluation_tasks(self.settings, self.agent)
+        before = None if self.accepts_changes else before
+        source = training_tasks(self.settings, self.agent, before.tasks if before else None, epoch)
+        return source, evaluation_tasks(self.settings, self.agent, before)
 
     def to_json(self) -> str:
         """Return the plan as ``--dry-run`` prints it and ``config.json`` holds it."""

@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from agentrl.core.protocols import Learner
 from agentrl.core.remote import absolute, check_address, check_reachable, get_files, is_address
 from agentrl.engine.facts import installed_engine
 from agentrl.env.agent_spec import AgentSpec
-from agentrl.flow.checkpoint import CONFIG, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
+from agentrl.flow.checkpoint import CONFIG, INPUTS, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint, read_inputs
 from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of
 
 AUTO = "auto"
@@ -29,11 +29,15 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Start of a run: its progress and its checkpoint, in the run's directory or a copy elsewhere; without one, the very beginning."""
+    """Start of a run: its progress and its checkpoint, in the run's directory or a copy elsewhere; without one, the very beginning.
+
+    `inputs` is the manifest in the checkpoint, of `agentrl.resolve.inputs`; empty without one.
+    """
 
     progress: Progress
     checkpoint: Path | None = None
     copy: CheckpointCopy | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
     async def restore(self, run_dir: Path, learner: Learner) -> Path | None:
         """Fetch the checkpoint if it is a copy, check it, and have the learner load it; returns where it is now.
@@ -165,10 +169,10 @@ def _newest(config: TrainConfig) -> tuple[ResumePoint, Mapping[str, Any]]:
     # Of two at the same step the one in the run's directory is taken, which need not be fetched.
     if path is not None and (copy is None or copy.step <= step_of(path)):
         progress, saved = read_checkpoint(path)
-        return ResumePoint(progress, path), saved
+        return ResumePoint(progress, path, inputs=read_inputs(path)), saved
     if copy is not None:
-        progress, saved, _ = read_copy(copy)
-        return ResumePoint(progress, copy=copy), saved
+        progress, saved, texts = read_copy(copy)
+        return ResumePoint(progress, copy=copy, inputs=json.loads(texts.get(INPUTS, "{}"))), saved
     if resume == AUTO:
         return ResumePoint(Progress()), {}
     raise ConfigError("--resume", resume, *_nothing_to_resume(run_dir))

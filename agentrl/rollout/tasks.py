@@ -15,6 +15,7 @@ from agentrl.core.model_shape import max_positions
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task, derive_seed
 from agentrl.env.agent_spec import AgentSpec
+from agentrl.env.known_tasks import KnownTasks
 from agentrl.env.plan import DataConfig
 from agentrl.env.prompts import PromptFormat, column_paths, read_prompts
 from agentrl.env.rewards.function import judging_reward
@@ -24,7 +25,15 @@ from agentrl.rollout.codecs import encode_prompt, make_codec
 from agentrl.rollout.episode_plan import EpisodePlan
 
 
-def open_tasks(data: DataConfig, agent: AgentSpec, *, seed: int = 0, sampling: Sampling | None = None) -> TaskSource:
+def open_tasks(
+    data: DataConfig,
+    agent: AgentSpec,
+    *,
+    seed: int = 0,
+    sampling: Sampling | None = None,
+    known: KnownTasks | None = None,
+    epoch: int = 0,
+) -> TaskSource:
     """The tasks to train on: those that ``--prompts`` names, else the environment's own, less those held out.
 
     Args:
@@ -32,12 +41,15 @@ def open_tasks(data: DataConfig, agent: AgentSpec, *, seed: int = 0, sampling: S
         agent: The environment.
         seed: Seed of their order.
         sampling: The rule by which they are drawn; `None` draws in epochs.
+        known: Tasks with which a run that is resumed began, see `TaskSource`.
+        epoch: Epoch in which such a run draws.
 
     Raises:
         ConfigError: If there are none, or they cannot be used.
     """
     holdout = data.eval_size if _is_held_out(data, agent) else 0
     options: dict[str, Any] = {"seed": seed, "shuffle": data.shuffle, "holdout": holdout, "sampling": sampling}
+    options |= {"known": known, "epoch": epoch}
     if not data.prompts:
         return TaskSource.from_agent(agent, **options)
     return TaskSource.from_prompts(read_prompts(data.prompt_sources, prompt_format(data)), weights=data.prompt_weights, **options)
@@ -68,22 +80,25 @@ def _likely_label(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     return next((path for name in LABEL_COLUMNS for path in paths if path == name or path.endswith(f".{name}")), "")
 
 
-def eval_tasks(data: DataConfig, agent: AgentSpec, *, seed: int = 0) -> list[Task]:
+def eval_tasks(
+    data: DataConfig, agent: AgentSpec, *, seed: int = 0, known: KnownTasks | None = None, asked: KnownTasks | None = None
+) -> list[Task]:
     """The tasks to evaluate on, none of which `open_tasks` gives; the same ones in the same order each time.
 
     They come from ``--eval-prompts``, else from the environment's ``eval_tasks``, of each at most ``--eval-size``; else
-    ``--eval-size`` training tasks are held out.
+    ``--eval-size`` training tasks are held out. A run that is resumed is evaluated on the tasks that `known` holds out of its training
+    tasks, or on those of `asked`, and no others.
 
     Raises:
-        ConfigError: If there are none, or they cannot be used.
+        ConfigError: If there are none, or they cannot be used, or one of a resumed run's is gone or changed.
     """
     if _is_held_out(data, agent):
         if not data.eval_size:
             remedy = "Give --eval-size N to hold out N training tasks, or --eval-prompts, or write a classmethod eval_tasks()."
             raise ConfigError("--eval-size", 0, "there are no tasks to evaluate on", remedy)
-        tasks = open_tasks(data, agent, seed=seed).held_out
+        tasks = open_tasks(data, agent, seed=seed, known=known).held_out
     else:
-        tasks = _separate(data, agent, seed)
+        tasks = _separate(data, agent, seed, asked)
     return [dataclasses.replace(task, position=index) for index, task in enumerate(tasks)]
 
 
@@ -103,8 +118,8 @@ def prompt_format(data: DataConfig) -> PromptFormat:
     )
 
 
-def _separate(data: DataConfig, agent: AgentSpec, seed: int) -> list[Task]:
-    """Tasks that have nothing to do with those trained on."""
+def _separate(data: DataConfig, agent: AgentSpec, seed: int, known: KnownTasks | None) -> list[Task]:
+    """Tasks that have nothing to do with those trained on; those that are `known`, if there are such."""
     loaded: Iterable[Task]
     if data.eval_prompts:
         origin = data.eval_prompts
@@ -119,11 +134,13 @@ def _separate(data: DataConfig, agent: AgentSpec, seed: int) -> list[Task]:
         raise ConfigError("--eval-prompts", data.eval_prompts, f"{origin} holds no task", "Give at least one.")
     if len(tasks) == limit and not data.eval_size:
         raise ConfigError("--eval-size", 0, f"{origin} seems to have no end", "Say how many of its tasks to evaluate on.")
-    if not data.eval_size or len(tasks) <= data.eval_size:
-        return tasks
     if len(tasks) == limit:
         # It may have no end, so there is no whole from which tasks could be chosen.
-        return tasks[: data.eval_size]
+        tasks = tasks[: data.eval_size]
+    if known is not None:
+        return known.ordered(tasks, origin)[: len(known.digests)]
+    if not data.eval_size or len(tasks) <= data.eval_size:
+        return tasks
     chosen = random.Random(derive_seed(seed, "eval")).sample(range(len(tasks)), data.eval_size)
     return [tasks[index] for index in sorted(chosen)]
 

@@ -51,7 +51,7 @@ def test_a_curriculum_goes_on_with_what_was_not_drawn_yet() -> None:
 def test_a_curriculum_begins_with_the_difficulty_that_tasks_state() -> None:
     found = sampler(difficulty_key="level")
     assert [found.draw()[0] for _ in range(4)] == [3, 2, 1, 0]
-    with pytest.raises(DataError, match="curriculum-key"):
+    with pytest.raises(DataError, match="leave out `:rank`"):
         sampler(difficulty_key="rank")
 
 

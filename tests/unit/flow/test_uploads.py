@@ -91,6 +91,7 @@ async def test_the_ranks_hash_what_they_wrote_and_the_driver_the_rest(tmp_path: 
     files = read_manifest(path_of(tmp_path, 3))
     assert {name: entry.get("rank") for name, entry in files.items()} == {
         "config.json": None,
+        "inputs.json": None,
         "progress.json": None,
         "learner/part-0": 0,
         "learner/part-1": 1,
@@ -137,9 +138,9 @@ async def test_the_manifest_arrives_last_and_whatever_stops_a_copy_leaves_the_on
     await save(tmp_path, 1, 2)
     await send_copy(path_of(tmp_path, 1), address, WritingLearner(), keep=9)
     writes = [path.rpartition("/")[2] for kind, path in FlakyFileSystem.calls if kind in ("put", "pipe")]
-    assert sorted(writes[:-1]) == ["config.json", "part-0", "part-1", "progress.json"]
+    assert sorted(writes[:-1]) == ["config.json", "inputs.json", "part-0", "part-1", "progress.json"]
     assert writes[-1] == MANIFEST
-    for allowed in range(5):
+    for allowed in range(6):
         left = [allowed]
 
         def fault(kind: str, path: str, left: list[int] = left) -> None:

@@ -46,6 +46,7 @@ FOREIGN = {
     "--no-deps",
     "--version",
     "--dry-run",
+    "--accept-changed-inputs",
     "--config",
 }
 """Flags of other programs, and those of the command line itself."""
