@@ -26,6 +26,7 @@ from agentrl.learner.kernels import fit_kernel, fit_teacher
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout
 from agentrl.learner.models import PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone
 from agentrl.learner.parameters import on_device
+from agentrl.learner.policy_objective import PolicyObjective
 from agentrl.learner.probes import ROUNDING, probe
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import replay_routers
@@ -66,9 +67,10 @@ class LearnerState:
         with step_dropout(trained, self.settings.seed, step):
             coefficients = (self.kl.coefficient, self.entropy.in_force)
             recorded = recorded_trajectories(groups) if self.settings.annotations else frozenset()
-            taken = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients, recorded)
-            metrics = taken.run().result()
-        self.alarm.judge(step, metrics, int(taken.same_version.sum()))
+            run = TrainingStep(step, self.models, self.settings, self.ranks)
+            objective = PolicyObjective(run, batch, self.algorithm, *coefficients, recorded)
+            metrics = run.train(objective).result()
+        self.alarm.judge(step, metrics, int(objective.same_version.sum()))
         metrics |= self.alarm.metrics
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)

@@ -198,10 +198,10 @@ def test_a_failed_member_changes_no_other_group(tiny_model: str) -> None:
 
 
 def test_old_from_the_same_pass_equals_old_computed_before(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.learner.step import TrainingStep
+    from agentrl.learner.policy_objective import PolicyObjective
 
     fused = gradients(make_settings(tiny_model), GROUPS)
-    monkeypatch.setattr(TrainingStep, "_old_scores_are_needed", lambda self, updates: True)
+    monkeypatch.setattr(PolicyObjective, "_old_scores_are_needed", lambda self, updates: True)
     assert largest_difference(fused, gradients(make_settings(tiny_model), GROUPS)) == 0.0
 
 
