@@ -12,11 +12,11 @@ from torch import Tensor
 from agentrl.algo.statistics import record_means
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.attention import KERNELS, Kernel
-from agentrl.learner.batch import Batch
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout
 from agentrl.learner.models import balance_share, experts_per_token
 from agentrl.learner.ranks import Ranks
+from agentrl.learner.rows import Rows
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
 from agentrl.learner.targets import Update
@@ -43,12 +43,14 @@ class Objective(Protocol):
     """What a step teaches the policy: the losses of its rows, and what must be known before the first update.
 
     Attributes:
-        host: The rows, on the CPU.
         warmup: Steps at the beginning of the run in which the policy is not trained.
     """
 
-    host: Batch
     warmup: int
+
+    @property
+    def host(self) -> Rows:
+        """The rows, on the CPU."""
 
     @property
     def chosen(self) -> Tensor | None:
@@ -102,7 +104,7 @@ class TrainingStep:
         # Ranks that run the same micro-batches measured the same; counted from each, it would count several times.
         return self.ranks.merge(self.stats if self.ranks.leads else MetricSums())
 
-    def lay_out(self, host: Batch, sizes: Callable[[Sequence[int]], Any], *, record: bool = False) -> tuple[Update, ...]:
+    def lay_out(self, host: Rows, sizes: Callable[[Sequence[int]], Any], *, record: bool = False) -> tuple[Update, ...]:
         """Divide rows over updates, ranks and micro-batches.
 
         Args:
@@ -124,6 +126,7 @@ class TrainingStep:
             budget=budget,
             packed=kernel.packed,
             hidden_size=width,
+            whole_groups=host.whole_groups,
         )
         layout = Layout(host)
         updates = []
