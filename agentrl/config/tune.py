@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 
+from agentrl.algo.objectives.distill import DistillOptions
+from agentrl.algo.objectives.dpo import DpoOptions
+from agentrl.algo.objectives.kto import KtoOptions
+from agentrl.algo.objectives.orpo import OrpoOptions
+from agentrl.algo.objectives.reward_model import RewardModelOptions
+from agentrl.algo.objectives.sft import SftOptions
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
 from agentrl.env.plan import ImageConfig
 from agentrl.learner.optimizer_table import BETAS, OptimizerName
@@ -211,23 +217,18 @@ class MethodConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftMethodConfig(MethodConfig):
+class SftMethodConfig(SftOptions, MethodConfig):
     """Supervised fine-tuning."""
 
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens that are trained: all ``answers`` of the assistant, the ``last`` one only, or ``all`` tokens. Plain text is trained whole."""
     packing: Annotated[bool, Alias("--packing-samples")] = False
     """Put several rows of at most ``--max-length`` tokens together into one; they do not attend to each other."""
-    loss: Annotated[Literal["nll", "dft"], Alias("--loss-type")] = "nll"
-    """``nll``: negative log-likelihood; ``dft``: each token's weighted by its probability (dynamic fine-tuning, arXiv:2508.05629)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardMethodConfig(MethodConfig):
+class RewardMethodConfig(RewardModelOptions, MethodConfig):
     """Training of a reward model on pairs (Bradley-Terry)."""
-
-    center_rewards_coefficient: NonNegative = 0.0
-    """Weight of the squared sum of a pair's two rewards, which keeps the mean reward near 0 (arXiv:2312.09244)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,59 +241,33 @@ class ProcessMethodConfig(MethodConfig):
     """Train on the label of the last step of a row only, as an outcome reward model."""
 
 
-DpoLoss: TypeAlias = (
-    Literal["sigmoid", "cdpo", "ipo", "ipo_sum", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard"]
-    | Literal["aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm"]
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class DpoMethodConfig(MethodConfig):
+class DpoMethodConfig(DpoOptions, MethodConfig):
     """Direct preference optimization."""
 
-    loss: Annotated[DpoLoss, Alias("--loss-type")] = "sigmoid"
-    """Loss of a pair. ``cdpo`` assumes that a share ``--label-smoothing`` of the labels is wrong; ``ipo`` takes log-ratios per token,
-    ``ipo_sum`` sums them; the others are TRL's."""
-    beta: Positive = 0.1
-    """Strength of the pull to the reference model; for ``ipo`` and ``ipo_sum`` the paper's tau."""
-    label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    """Share of labels taken for wrong, for ``cdpo``, ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``."""
     reference: Annotated[str, Alias("--ref-pretrain")] = ""
     """Reference model. Empty: the model as it is before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class KtoMethodConfig(MethodConfig):
+class KtoMethodConfig(KtoOptions, MethodConfig):
     """Kahneman-Tversky optimization."""
 
-    beta: Positive = 0.1
-    """Strength of the pull to the reference model."""
-    desirable_weight: NonNegative = 1.0
-    """Weight of the loss of desirable answers."""
-    undesirable_weight: NonNegative = 1.0
-    """Weight of the loss of undesirable answers."""
     reference: Annotated[str, Alias("--ref-pretrain")] = ""
     """Reference model. Empty: the model as it is before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrpoMethodConfig(MethodConfig):
+class OrpoMethodConfig(OrpoOptions, MethodConfig):
     """Odds-ratio preference optimization, which needs no reference model."""
-
-    beta: Positive = 0.1
-    """Weight of the odds-ratio loss beside the likelihood of the chosen answer (the paper's lambda)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillMethodConfig(MethodConfig):
+class DistillMethodConfig(DistillOptions, MethodConfig):
     """Distillation of a teacher's distribution on given data."""
 
     teacher: Annotated[str, Alias("--teacher-model")] = ""
     """Model whose distribution is learned, with the same tokens as ``--model``. Required."""
-    beta: Fraction = 0.5
-    """Divergence: 0 is forward KL (teacher to student), 1 reverse KL, between them the generalized Jensen-Shannon divergence."""
-    temperature: Positive = 1.0
-    """Temperature of both distributions in the loss."""
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens at which the distributions are compared; as for ``agentrl sft``."""
 

@@ -47,6 +47,8 @@ class MicroBatch:
     num_row_tokens: int  # tokens that the rows would have alone
     pixels: Mapping[str, Tensor] = field(default_factory=dict)  # arguments of the model with images, in the order of their tokens
     top_k: int = 0  # most likely tokens that are wanted at the place of each action token
+    hidden: bool = False  # what enters the output layer is wanted, for another model to be compared with
+    teacher: Tensor | None = None  # [p, ...]: the same of a teacher, with which the model is to be compared
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of a transformers model; a mask is made here, on the device, because it is larger than all the rest."""

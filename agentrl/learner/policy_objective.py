@@ -33,12 +33,12 @@ from agentrl.learner.layout import MicroBatch
 from agentrl.learner.models import vocabulary_of
 from agentrl.learner.parameters import on_device
 from agentrl.learner.replay import describe_replay
-from agentrl.learner.step import ModelScores, TrainingStep
+from agentrl.learner.step import ModelScores, Objective, TrainingStep
 from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets, denominators
 from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_scores, with_teachers_tokens
 
 
-class PolicyObjective:
+class PolicyObjective(Objective):
     """The objective of one step of reinforcement learning, see `agentrl.learner.step.Objective`.
 
     Args:
@@ -50,6 +50,7 @@ class PolicyObjective:
         recorded: Trajectories whose figures are appended to the run.
     """
 
+    host: Batch
     signals: UpdateTargets  # once it is prepared
 
     def __init__(
@@ -77,11 +78,6 @@ class PolicyObjective:
         path = run.settings.annotations
         self.annotator = None if path is None else Annotator(self.batch, recorded, run.ranks, path)
 
-    @property
-    def chosen(self) -> Tensor | None:
-        """Counts of how often each expert was chosen in each update, for a load-balancing loss; else `None`. # [updates, experts]."""
-        return self.signals.chosen
-
     def sizes(self, rows: Sequence[int]) -> Denominators:
         """Return the denominators of an update on some rows."""
         return denominators(self.host, rows, self.settings.max_new_tokens)
@@ -89,6 +85,7 @@ class PolicyObjective:
     def prepare(self, updates: Sequence[Update]) -> None:
         """Run the models that must be run before the first update, derive what follows from them, and begin an audit."""
         self.signals = self._targets(updates)
+        self.chosen = self.signals.chosen
         self._begin_audit(updates, self.signals)
 
     def begin_update(self, update: Update) -> None:

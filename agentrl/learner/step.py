@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -23,7 +24,7 @@ from agentrl.learner.targets import Update
 from agentrl.learner.trees import one_row_bundles, share_prefixes
 
 ModelScores: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""What the policy gives for a micro-batch: see `agentrl.learner.models.PolicyModel.forward`."""
+"""Results of the policy for a micro-batch: see `agentrl.learner.models.PolicyModel.forward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,42 +41,45 @@ class Models:
 
 
 class Objective(Protocol):
-    """What a step teaches the policy: the losses of its rows, and what must be known before the first update.
+    """The losses of a step's rows, and what must be known of them before the first update.
 
     Attributes:
+        host: The rows, on the CPU.
         warmup: Steps at the beginning of the run in which the policy is not trained.
+        chosen: Counts of how often each expert was chosen in each update, for a load-balancing loss; else `None`. # [updates, experts]
     """
 
-    warmup: int
+    host: Rows
+    warmup: int = 0
+    chosen: Tensor | None = None
 
-    @property
-    def host(self) -> Rows:
-        """The rows, on the CPU."""
-
-    @property
-    def chosen(self) -> Tensor | None:
-        """Counts of how often each expert was chosen in each update, for a load-balancing loss; else `None`. # [updates, experts]."""
-
+    @abstractmethod
     def sizes(self, rows: Sequence[int]) -> Any:
         """Return the denominators of an update on some rows, over all ranks."""
 
+    @abstractmethod
     def prepare(self, updates: Sequence[Update]) -> None:
         """Find out what the losses need to know of all rows, the same on every rank."""
 
     def begin_update(self, update: Update) -> None:
         """Do what comes before an update of the policy."""
+        return
 
+    @abstractmethod
     def asked(self, micro: MicroBatch) -> MicroBatch:
         """Return what the policy is to be run on for a micro-batch."""
 
+    @abstractmethod
     def losses(self, micro: MicroBatch, scores: ModelScores, update: Update, done: float) -> dict[str, Tensor]:
         """Return the shares of a micro-batch in the parts of the loss, by name; `done` is the share of the step's updates before it."""
 
     def skipped(self, update: Update) -> None:
         """Note that an update had a gradient that is not finite."""
+        return
 
     def finish(self) -> None:
         """Record the metrics of the whole step."""
+        return
 
 
 class TrainingStep:
@@ -102,6 +106,18 @@ class TrainingStep:
         objective.finish()
         self.clock.record(self.stats)
         # Ranks that run the same micro-batches measured the same; counted from each, it would count several times.
+        return self.ranks.merge(self.stats if self.ranks.leads else MetricSums())
+
+    @torch.no_grad()
+    def evaluate(self, objective: Objective) -> MetricSums:
+        """Compute the losses and metrics of rows without training on them."""
+        updates = self.lay_out(objective.host, objective.sizes)
+        objective.prepare(updates)
+        for update in updates:
+            for micro in self.on_device(update):
+                parts = objective.losses(micro, self.models.policy(objective.asked(micro)), update, 0.0)
+                self.stats.mean("loss", float(torch.stack(list(parts.values())).sum()) * update.sizes, 0.0)
+            self.stats.mean("loss", 0.0, update.sizes / self.ranks.data_size)
         return self.ranks.merge(self.stats if self.ranks.leads else MetricSums())
 
     def lay_out(self, host: Rows, sizes: Callable[[Sequence[int]], Any], *, record: bool = False) -> tuple[Update, ...]:

@@ -15,11 +15,10 @@ from agentrl.assets import model_path
 from agentrl.config.methods import Method
 from agentrl.config.tune import OptimConfig, ProcessMethodConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.language_models import CLASSES, language_model
+from agentrl.core.language_models import CLASSES, LABELS, language_model
 from agentrl.core.model_shape import trained_positions
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.lora import outside_text
-from agentrl.learner.merge import LABELS
 from agentrl.learner.plan import ALL_LINEAR, LearnerConfig, LoraConfig
 from agentrl.learner.quantised import quantisation, use_one_product
 from agentrl.resolve.tune import TunePlan

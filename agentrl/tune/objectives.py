@@ -5,9 +5,10 @@ A loss belongs to a row or to a token; `agentrl.tune.trainer` takes their mean o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -16,8 +17,11 @@ from peft import PeftModel
 from torch import Tensor
 from torch.nn import functional
 
+from agentrl.algo.facts import ObjectiveFacts, facts_of
+from agentrl.algo.objectives import OBJECTIVES as ROW_OBJECTIVES
+from agentrl.algo.objectives.distill import compared
+from agentrl.algo.row_losses import RowScores, StepRows
 from agentrl.learner.head import only_positions, scores_in_chunks
-from agentrl.tune.losses import PAIR_LOSSES, PairRatios, bradley_terry, generalized_jsd, kahneman_tversky, odds_ratio, step_cross_entropy
 from agentrl.tune.row_text import IGNORED
 
 Batch: TypeAlias = Mapping[str, Any]
@@ -60,10 +64,6 @@ class Scores:
         """Return the log-probability of each row's answer. # [B]."""
         return torch.zeros_like(self.mask, dtype=self.logprobs.dtype).masked_scatter(self.mask, self.logprobs).sum(dim=1)
 
-    def lengths(self) -> Tensor:
-        """Return the number of labelled tokens of each row. # [B]."""
-        return self.mask.sum(dim=1)
-
 
 def labelled(batch: Batch) -> Tensor:
     """Return which tokens, the first of each row left out, are labelled. # [B, L - 1] bool."""
@@ -103,41 +103,6 @@ def count_losses(batch: Batch) -> int:
     return int(labelled(batch).sum()) if per_row is None else len(per_row)
 
 
-def supervised(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
-    """Return the negative log-likelihood of labelled tokens; ``dft`` weighs each by its probability (arXiv:2508.05629)."""
-    scores = score(model, batch)
-    losses = -scores.logprobs
-    if own.loss == "dft":
-        losses = losses * scores.logprobs.detach().exp()
-    return Measured(losses, {"token_accuracy": scores.correct, "entropy": scores.entropies}, scores.balance)
-
-
-def distillation(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
-    """Return the divergence of the teacher's distribution at labelled tokens."""
-    mine, balance = label_logits(model, batch)
-    with torch.no_grad():
-        theirs, _ = label_logits(frozen, batch)
-    losses = generalized_jsd(mine, theirs, beta=own.beta, temperature=own.temperature)
-    forward = generalized_jsd(mine.detach(), theirs, beta=0.0)
-    return Measured(losses, {"kl": forward, "agreement": mine.argmax(-1) == theirs.argmax(-1)}, balance)
-
-
-def step_labels(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
-    """Return the cross-entropy of labelled steps, each judged at its last token (Lightman et al., arXiv:2305.20050)."""
-    mask = labelled(batch)
-    logits, labels = model(**inputs_of(batch)).logits[:, 1:][mask], batch["labels"][:, 1:][mask]
-    correct = (logits[:, 1] > logits[:, 0]) == (labels > 0.5)
-    return Measured(step_cross_entropy(logits, labels), {"accuracy": correct, "label/mean": labels})
-
-
-def reward_pairs(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
-    """Return the loss of Bradley and Terry of pairs of answers, which a reward model scores."""
-    rewards = model(**inputs_of(batch)).logits[:, 0].float()
-    chosen, rejected = rewards.chunk(2)
-    losses = bradley_terry(chosen, rejected, margin=batch["margin"], centring=own.center_rewards_coefficient)
-    return Measured(losses, {"accuracy": chosen > rejected, "margin": chosen - rejected, "reward/mean": rewards})
-
-
 @torch.no_grad()
 def reference_sums(frozen: Any, model: Any, batch: Batch) -> Tensor:
     """Return the log-probability of each row's answer by the reference. # [B]."""
@@ -146,59 +111,54 @@ def reference_sums(frozen: Any, model: Any, batch: Batch) -> Tensor:
         return score(model if frozen is None else frozen, batch).row_sums()
 
 
-def direct_preference(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
-    """Return the loss of DPO, or one of its kin, of pairs of answers."""
+def scored(command: str, own: Any, frozen: Any, model: Any, batch: Batch) -> tuple[RowScores, Tensor | None]:
+    """Return what an objective reads of a micro-batch, and its load-balancing loss."""
+    facts: ObjectiveFacts = facts_of(ROW_OBJECTIVES[command])
+    mask = labelled(batch)
+    row, num_rows = mask.nonzero()[:, 0], len(mask)
+    if facts.unit == "pair":  # all chosen ones come first
+        row = torch.where(row < num_rows // 2, 2 * row, 2 * row - num_rows + 1)
+    rest: dict[str, Any] = {"columns": {"desirable": batch["desirable"]} if "desirable" in batch else {}}
+    if "margin" in batch:
+        rest["columns"] = {"margin": batch["margin"].repeat_interleave(2)}
+    if command == "reward-model":
+        places = torch.cat([torch.arange(0, num_rows, 2), torch.arange(1, num_rows, 2)])
+        return RowScores(num_rows=num_rows, row=places, outputs=model(**inputs_of(batch)).logits[:, 0], **rest), None
+    if facts.reads == "head":
+        logits, labels = model(**inputs_of(batch)).logits[:, 1:][mask], batch["labels"][:, 1:][mask]
+        return RowScores(num_rows=num_rows, row=row, outputs=logits, labels=labels), None
+    if facts.reads == "divergence":
+        mine, balance = label_logits(model, batch)
+        with torch.no_grad():
+            theirs, _ = label_logits(frozen, batch)
+        losses, measured = compared(mine, theirs, own)
+        return RowScores(num_rows=num_rows, row=row, outputs=losses, figures=dict(zip(facts.figures, measured.T, strict=True))), balance
     scores = score(model, batch)
-    tensors = scores.row_sums(), reference_sums(frozen, model, batch), scores.lengths()
-    pairs = PairRatios(*(half for each in tensors for half in each.chunk(2)))
-    losses = PAIR_LOSSES[own.loss](pairs, own.beta, own.label_smoothing)
-    logprobs = {"logprob/chosen": pairs.policy_chosen, "logprob/rejected": pairs.policy_rejected}
-    return Measured(losses, _preference_metrics(own.beta * pairs.chosen, own.beta * pairs.rejected) | logprobs, scores.balance)
+    if facts.reference:
+        reference = reference_sums(frozen, model, batch)
+        rest["reference"] = torch.stack(reference.chunk(2), 1).flatten() if facts.unit == "pair" else reference
+    figures = {"token_accuracy": scores.correct, "entropy": scores.entropies}
+    return RowScores(num_rows=num_rows, row=row, outputs=scores.logprobs, figures=figures, **rest), scores.balance
 
 
-def odds_ratio_preference(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
-    """Return ORPO's loss: the likelihood of the chosen answers, and the odds ratio of pairs (Hong et al., arXiv:2403.07691, Eq. 6).
-
-    The likelihood is that of the answer given the prompt, as in the paper; TRL's counts the tokens of the prompt too.
-    """
-    scores = score(model, batch)
-    sums, lengths = scores.row_sums(), scores.lengths()
-    chosen, rejected = (sums / lengths).chunk(2)
-    ratio, log_odds = odds_ratio(chosen, rejected)
-    likelihood = -sums.chunk(2)[0].sum() / lengths.chunk(2)[0].sum()
-    metrics = _preference_metrics(own.beta * chosen, own.beta * rejected) | {"nll": likelihood[None], "log_odds": log_odds}
-    return Measured(likelihood + own.beta * ratio, metrics, scores.balance)
-
-
-def labelled_preference(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
-    """Return KTO's loss of labelled answers, against the divergence that mismatched answers of the micro-batch estimate."""
-    mismatched, good = batch["mismatched"], batch["desirable"]
-    with torch.no_grad():
-        divergence = (score(model, mismatched).row_sums() - reference_sums(frozen, model, mismatched)).mean()
-    # One estimate for all ranks, so that the loss of a row does not depend on the rank that it is on.
-    divergence = reduce(divergence, "mean").clamp(min=0)
-    scores = score(model, batch)
-    sums = scores.row_sums()
-    ratios = sums - reference_sums(frozen, model, batch)
-    weights = {"desirable_weight": own.desirable_weight, "undesirable_weight": own.undesirable_weight}
-    losses = kahneman_tversky(ratios, good, divergence, beta=own.beta, **weights)
-    rewards = own.beta * ratios
-    metrics = {"reward/chosen": rewards[good], "reward/rejected": rewards[~good], "kl": divergence[None]}
-    return Measured(losses, metrics | {"logprob/chosen": sums[good], "logprob/rejected": sums[~good]}, scores.balance)
+def measure(command: str, own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return the losses and metrics of an objective; what belongs to a step is computed over the micro-batch."""
+    scores, balance = scored(command, own, frozen, model, batch)
+    prepare, zeros = facts_of(ROW_OBJECTIVES[command]).prepare, torch.zeros(scores.num_rows)
+    columns = dict(scores.columns)
+    if command == "kto":
+        mismatched = batch["mismatched"]
+        with torch.no_grad():
+            divergence = (score(model, mismatched).row_sums() - reference_sums(frozen, model, mismatched)).mean()
+        # One estimate for all ranks, so that the loss of a row does not depend on the rank that it is on.
+        columns["divergence"] = reduce(divergence, "mean").clamp(min=0).expand(scores.num_rows)
+    elif prepare is not None:
+        reference = zeros if scores.reference is None else scores.reference
+        step = StepRows(lengths=scores.lengths(), sums=scores.sums().detach(), reference=reference)
+        columns |= prepare(step, own)
+    found = ROW_OBJECTIVES[command](replace(scores, columns=columns), own)
+    return Measured(found.losses, found.metrics, balance)
 
 
-def _preference_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of the implicit rewards of pairs; `agentrl.tune.trainer` adds their margin."""
-    return {"reward/chosen": chosen, "reward/rejected": rejected, "accuracy": chosen > rejected}
-
-
-OBJECTIVES: Mapping[str, Objective] = {
-    "sft": supervised,
-    "reward-model": reward_pairs,
-    "process-reward-model": step_labels,
-    "dpo": direct_preference,
-    "kto": labelled_preference,
-    "orpo": odds_ratio_preference,
-    "distill": distillation,
-}
+OBJECTIVES: Mapping[str, Objective] = {command: functools.partial(measure, command) for command in ROW_OBJECTIVES}
 """Command -> objective of its method."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification, TrainingArguments
 
+from agentrl.algo.objectives.distill import generalized_jsd
 from agentrl.learner.models import disable_dropout
 from agentrl.tune import objectives
-from agentrl.tune.losses import generalized_jsd
 from agentrl.tune.objectives import OBJECTIVES, Measured, count_losses
 from agentrl.tune.row_table import Row
 from agentrl.tune.row_text import IGNORED
@@ -150,12 +150,14 @@ def test_odds_ratio_and_likelihood_are_of_means_over_tokens() -> None:
     found = measured("orpo", pairs)
     chosen, rejected = ([logprobs(model(), row["prompt_ids"], row[key]) for row in pairs] for key in ("chosen_ids", "rejected_ids"))
     likelihood = -sum(float(each.sum()) for each in chosen) / sum(map(len, chosen))
+    shares = [-float(each.sum()) * len(chosen) / sum(map(len, chosen)) for each in chosen]
     ratios = []
-    for good, bad in zip(chosen, rejected, strict=True):
+    for share, good, bad in zip(shares, chosen, rejected, strict=True):
         p, q = math.exp(float(good.mean())), math.exp(float(bad.mean()))
-        ratios.append(likelihood + 0.25 * minus_log_sigmoid(math.log(p / (1 - p)) - math.log(q / (1 - q))))
+        ratios.append(share + 0.25 * minus_log_sigmoid(math.log(p / (1 - p)) - math.log(q / (1 - q))))
     assert found.losses.tolist() == pytest.approx(ratios, abs=1e-5)
-    assert found.metrics["nll"].tolist() == pytest.approx([likelihood], abs=1e-5)
+    assert found.metrics["nll"].mean().item() == pytest.approx(likelihood, abs=1e-5)
+    assert found.metrics["nll"].tolist() == pytest.approx(shares, abs=1e-5)
     assert found.metrics["reward/rejected"].tolist() == pytest.approx([0.25 * float(each.mean()) for each in rejected], abs=1e-5)
 
 
