@@ -83,7 +83,7 @@ class ObjectiveFacts:
     figures: tuple[str, ...] = ()
     reference: bool = False
     prepare: Callable[..., Any] | None = None
-    first_pass: str | Callable[..., bool] = ""
+    first_pass: Callable[..., bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ def objective(
     figures: tuple[str, ...] = (),
     reference: bool = False,
     prepare: Callable[..., Any] | None = None,
-    first_pass: Literal["", "companions"] | Callable[..., bool] = "",
+    first_pass: Callable[..., bool] | None = None,
 ) -> Callable[[F], F]:
     """Make a function of (`RowScores`, options) an objective of supervised or preference training; it returns `RowLosses`.
 
@@ -241,12 +241,11 @@ def objective(
         reference: It reads the log-probabilities of rows by a reference model.
         prepare: A function of (`StepRows`, options) that is given all rows of the step before its update; the values that it returns are
             among the columns of the rows.
-        first_pass: Run the policy before the update on all rows if a function of the options is true, or on ``companions``, rows that
-            are not trained; these are then what `prepare` is given.
+        first_pass: A function of the options that is true if `prepare` wants the log-probabilities of the rows by the policy too. Where
+            rows have companions, which are not trained, it is always given those of the companions.
     """
     facts = ObjectiveFacts(unit=unit, reads=reads, figures=figures, reference=reference, prepare=prepare, first_pass=first_pass)
-    decorate: Callable[[F], F] = _stated(None, facts)
-    return decorate
+    return _stated(None, facts)  # type: ignore[no-any-return]
 
 
 @overload

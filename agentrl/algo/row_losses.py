@@ -25,7 +25,7 @@ class RowScores:
         row: Row of each place, from 0. # [a] int64
         outputs: What the facts of the objective say that it reads, with gradient. # [a], or # [a, labels] of a head
         figures: What is reported of the distribution at each place, by the name of its metric. # [a] each
-        reference: Log-probability of each row by the reference; `None` without one. # [r]
+        reference: Log-probability of each row by the reference; 0 without one. # [r]
         columns: Values of each row by name: those that came with the rows, and those that the objective prepared. # [r] each
         labels: Label of each place; `None` where rows have none. # [a]
     """
@@ -33,10 +33,10 @@ class RowScores:
     num_rows: int
     row: Tensor
     outputs: Tensor
+    reference: Tensor
     figures: Mapping[str, Tensor] = field(default_factory=dict)
-    reference: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    labels: Tensor | None = None
+    labels: Any = None
 
     def lengths(self) -> Tensor:
         """Return the number of places of each row. # [r] int64."""
@@ -45,11 +45,6 @@ class RowScores:
     def sums(self) -> Tensor:
         """Return the sum of the outputs of each row: of log-probabilities that of its trained tokens. # [r]."""
         return segment_sum(self.outputs, self.row, self.num_rows)
-
-    def log_ratios(self) -> Tensor:
-        """Return the log-ratio of policy to reference of each row. # [r]."""
-        sums = self.sums()
-        return sums if self.reference is None else sums - self.reference
 
 
 def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,16 +79,19 @@ class RowLosses:
     Attributes:
         losses: To be minimised; the loss of a step is their mean. # [n]
         metrics: Values by the name of their metric, which is their mean. # [any] each
+        rewards: Reward of each row, for people who read rows; `None` where rows have none. # [r]
     """
 
     losses: Tensor
     metrics: Mapping[str, Tensor]
+    rewards: Tensor | None = None
 
 
-def preference_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of the implicit rewards of pairs. # [r / 2] each."""
+def preference_metrics(rewards: Tensor) -> dict[str, Tensor]:
+    """Return the metrics of the implicit rewards of pairs. # [r] -> [r / 2] each."""
+    chosen, rejected = pairs(rewards)
     return {"reward/chosen": chosen, "reward/rejected": rejected, "accuracy": chosen > rejected}
 
 
-RowObjective: TypeAlias = "Callable[[RowScores, Any], RowLosses]"
+ObjectiveFunction: TypeAlias = "Callable[[RowScores, Any], RowLosses]"
 """From scores and the objective's options to losses."""

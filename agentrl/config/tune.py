@@ -163,9 +163,10 @@ class OptimConfig:
     """Batches, the optimizer, and DeepSpeed."""
 
     batch_size: Annotated[Count, Alias("--train-batch-size")] = 32
-    """Rows of an optimizer step, over all ranks; with ``--packing`` packed rows."""
+    """Rows of an optimizer step, over all ranks."""
     micro_batch_size: Annotated[CountOrZero, Alias("--micro-train-batch-size", "--per-device-train-batch-size")] = 0
-    """Rows that go through the model at once on one rank; 0: all of the rank's rows, at most 8."""
+    """Rows of ``--max-length`` that go through the model at once on one rank, or more that are shorter; 0: all of the rank's rows, at
+    most 8."""
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -185,18 +186,17 @@ class OptimConfig:
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
     zero_stage: Annotated[int, Ge(0), Le(3)] = 0
-    """DeepSpeed ZeRO stage; 0: plain data parallelism, without DeepSpeed."""
+    """DeepSpeed ZeRO stage; in bfloat16 0 means 1. One rank in float32 without ZeRO trains without DeepSpeed."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the computation. ``auto``: float32 on CPU, bfloat16 on GPU and where ``--weight-dtype`` is."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights. ``bfloat16`` takes half the memory; it rounds small updates away, except those of an adapter, which stays
-    float32 (ZeRO 0)."""
+    """``bfloat16``: the same as ``--dtype bfloat16``, whose updates are those of float32 weights."""
     load_in_4bit: bool = False
     """Keep the frozen weights beside an adapter in 4 bits (QLoRA); needs ``pip install 'agentrl[qlora]'``."""
     liger_kernels: bool = False
-    """Use the fused Triton kernels of ``liger-kernel`` for norms, rotary positions and MLPs (GPU; not run there yet)."""
+    """Refused: the learner has no such kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ class SftMethodConfig(SftOptions, MethodConfig):
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens that are trained: all ``answers`` of the assistant, the ``last`` one only, or ``all`` tokens. Plain text is trained whole."""
     packing: Annotated[bool, Alias("--packing-samples")] = False
-    """Put several rows of at most ``--max-length`` tokens together into one; they do not attend to each other."""
+    """Has no effect: rows always follow each other without padding where the model allows it."""
 
 
 @dataclass(frozen=True, kw_only=True)

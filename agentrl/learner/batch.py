@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -246,7 +247,7 @@ def _states(turns: Sequence[Turn], group: npt.NDArray[np.int64]) -> npt.NDArray[
     return np.array([known.setdefault(key, len(known)) for key in zip(group.tolist(), keys, strict=True)], dtype=np.int64)
 
 
-def _taught(turns: Sequence[Turn]) -> dict[str, Tensor]:
+def _taught(turns: Sequence[Turn]) -> dict[str, Any]:
     """Return the scores of a teacher, by the names that they have in a batch; nothing unless every turn has them."""
     scores = [turn.teacher for turn in turns if turn.teacher is not None]
     if len(scores) < len(turns):

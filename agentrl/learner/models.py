@@ -71,7 +71,8 @@ def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, t
     if trained and not settings.learner.train_vision:
         freeze_vision(model)
     if trained and settings.lora.lora_rank:
-        add_adapter(model, settings.lora, base=settings.model)
+        task = settings.objective.task if settings.objective else "CAUSAL_LM"
+        add_adapter(model, settings.lora, base=settings.model, task=task, head=HEAD if labels else ())
     if trained and settings.learner.compile_layers:
         compile_layers(model)
     if trained and settings.learner.gradient_checkpointing:
@@ -206,7 +207,6 @@ class HeadModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.sequence: SequenceGroup | None = None  # ranks to run micro-batches with
 
     def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the outputs of the head, float32, and no entropies and loads. # [a], or [a, labels] of several; [0], [2, 0]."""

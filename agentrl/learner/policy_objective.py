@@ -105,7 +105,9 @@ class PolicyObjective(Objective):
     def finish(self) -> None:
         """Record the metrics of the batch, annotate it, and end the audit."""
         self._describe(self.signals)
-        self._annotate(self.signals)
+        if self.annotator is not None:
+            with self.clock.phase("annotate"):
+                self.annotator.write(self.step + 1, self.signals, behaviour_is_old=self.algo.reuse_behaviour_logprobs)
         if self.audit is not None:
             self.stats.merge(self.audit.stats)
         if self.algo.router_replay:
@@ -299,12 +301,6 @@ class PolicyObjective(Objective):
 
     def _share(self, per_token: Tensor, at: Tensor, sizes: Denominators) -> Tensor:
         return aggregate(per_token, episode_length=self.episode_length[at], mode=self.algo.loss_aggregation, denominators=sizes)
-
-    def _annotate(self, signals: UpdateTargets) -> None:
-        """Append the figures of recorded tokens to the run."""
-        if self.annotator is not None:
-            with self.clock.phase("annotate"):
-                self.annotator.write(self.step + 1, signals, behaviour_is_old=self.algo.reuse_behaviour_logprobs)
 
     def _describe(self, signals: UpdateTargets) -> None:
         """Record the metrics of the whole batch; only rank 0 records them."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.facts import ObjectiveFacts, facts_of
-from agentrl.algo.row_losses import RowObjective, RowScores, StepRows
+from agentrl.algo.row_losses import ObjectiveFunction, RowScores, StepRows
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.parameters import on_device
 from agentrl.learner.rows import Rows
@@ -26,24 +26,27 @@ class LabelledRows(Rows):
     Attributes:
         columns: Values of each row by name. # [R] each
         labels: Label of each place that is read; `None` where there are none. # [A]
-        paired: Rows are pairs, whose two rows are always scored together.
         companions: Rows that are scored by the policy before the update, and not trained.
     """
 
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
-    paired: bool = False
     companions: LabelledRows | None = None
 
-    @property
-    def whole_groups(self) -> bool:
-        """True for pairs."""
-        return self.paired
 
-    def row_group(self) -> Tensor:
-        """Number of each pair, or of each row. # [R] int64."""
-        numbers = torch.arange(self.num_rows)
-        return numbers // 2 if self.paired else numbers
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowFigures:
+    """Figures of rows.
+
+    Attributes:
+        losses: Loss of each place # [A], or of each row; that of a pair is at its chosen row. # [R]
+        rewards: Reward of each row; `None` where rows have none. # [R]
+        logprobs: Log-probability of the token behind each place; `None` for a model that predicts none. # [A]
+    """
+
+    losses: Tensor
+    rewards: Tensor | None
+    logprobs: Tensor | None
 
 
 class RowsObjective(Objective):
@@ -58,11 +61,11 @@ class RowsObjective(Objective):
 
     host: LabelledRows
 
-    def __init__(self, run: TrainingStep, rows: LabelledRows, function: RowObjective, options: Any) -> None:
+    def __init__(self, run: TrainingStep, rows: LabelledRows, function: ObjectiveFunction, options: Any) -> None:
         self.run, self.host, self.function, self.options = run, rows, function, options
         self.facts: ObjectiveFacts = facts_of(function)
         self.row = rows.row.to(run.ranks.device)
-        self.reference: Tensor | None = None
+        self.reference = torch.zeros(rows.num_rows, device=self.row.device)
         self.columns: dict[str, Tensor] = {}
 
     def sizes(self, rows: Sequence[int]) -> float:
@@ -76,10 +79,11 @@ class RowsObjective(Objective):
         host, companions, first = self.host, self.host.companions, self.facts.first_pass
         if self.run.settings.algo.aux_loss_coef and torch.is_grad_enabled():
             self.chosen = self._loads(updates)
-        sums = reference = torch.zeros(host.num_rows, device=self.row.device)
+        sums = torch.zeros_like(self.reference)
         if self.facts.reference:
-            self.reference = reference = self._sums(self.run.models.reference, host, updates)
-        if callable(first) and first(self.options):
+            self.reference = self._sums(self.run.models.reference, host, updates)
+        reference = self.reference
+        if first is not None and first(self.options):
             sums = self._sums(self.run.models.policy, host, updates)
         if companions is not None:
             laid_out = self.run.lay_out(companions, len)
@@ -118,6 +122,30 @@ class RowsObjective(Objective):
             self.run.record_mean(name, values.detach().float())
         return {"loss/objective": found.losses.sum() / update.sizes}
 
+    @torch.no_grad()
+    def measure(self) -> RowFigures:
+        """Return the figures of each row, whose metrics count for no step."""
+        host, policy = self.host, self.run.models.policy
+        updates = self.run.lay_out(host, self.sizes)
+        self.prepare(updates)
+        device, size = self.row.device, host.num_actions if self.facts.unit == "place" else host.num_rows
+        losses, rewards, rewarded = torch.zeros(size, device=device), torch.zeros(host.num_rows, device=device), False
+        for update in updates:
+            for micro in self.run.on_device(update):
+                found = self.function(self._scores(micro, *policy(self.asked(micro))[:2]), self.options)
+                numbers = torch.unique(self.row[micro.actions])
+                at = {"place": micro.actions, "row": numbers, "pair": numbers[::2]}[self.facts.unit]
+                if self.run.ranks.leads:
+                    losses[at] = found.losses
+                if self.run.ranks.leads and found.rewards is not None:
+                    rewards[numbers] = found.rewards
+                rewarded = rewarded or found.rewards is not None
+        logprobs = None
+        if self.facts.reads != "head":
+            logprobs = self.run.over_batch(lambda micro: policy(micro)[0], updates, (host.num_actions,))
+        summed = self.run.ranks.sum(rewards) if rewarded else None
+        return RowFigures(losses=self.run.ranks.sum(losses), rewards=summed, logprobs=logprobs)
+
     def _scores(self, micro: MicroBatch, outputs: Tensor, entropies: Tensor) -> RowScores:
         numbers, row = torch.unique(self.row[micro.actions], return_inverse=True)
         figures: dict[str, Tensor] = {}
@@ -132,7 +160,7 @@ class RowsObjective(Objective):
             row=row,
             outputs=outputs,
             figures=figures,
-            reference=None if self.reference is None else self.reference[numbers],
+            reference=self.reference[numbers],
             columns={name: values[numbers] for name, values in self.columns.items()},
             labels=labels,
         )

@@ -72,6 +72,7 @@ class Rows:
     row_lengths: Tensor  # [R] int64: tokens of each row
     row_actions: Tensor  # [R] int64: places of each row that are read
     row: Tensor  # [A] int64: row of each place
+    paired: bool = False  # two rows that follow each other are a pair, whose rows have to be in one micro-batch
 
     @property
     def num_tokens(self) -> int:
@@ -88,14 +89,9 @@ class Rows:
         """Rows."""
         return len(self.rows)
 
-    @property
-    def whole_groups(self) -> bool:
-        """True if the rows of a group have to be in one micro-batch."""
-        return False
-
     def row_group(self) -> Tensor:
-        """Group of each row, from 0: rows of one may share the tokens that they begin with. # [R] int64."""
-        return torch.arange(self.num_rows)
+        """Group of each row, from 0, a pair or the row alone: rows of one may share the tokens that they begin with. # [R] int64."""
+        return torch.arange(self.num_rows) // (2 if self.paired else 1)
 
     def input_lengths(self) -> Tensor:
         """Tokens of each row that the model must see. # [R] int64."""

@@ -33,6 +33,7 @@ class ObjectiveSettings:
     options: Any  # its options
     reference: str = ""  # model that log-probabilities refer to; empty: the initial policy
     teacher: str = ""  # model whose distribution is learned
+    packs: bool = False  # rows follow each other without padding on a CPU too, where the model allows it
     task: str = "CAUSAL_LM"  # of the model, a key of `agentrl.core.language_models.CLASSES`
 
 

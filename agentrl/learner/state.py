@@ -34,7 +34,7 @@ from agentrl.learner.policy_objective import PolicyObjective
 from agentrl.learner.probes import ROUNDING, probe
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import replay_routers
-from agentrl.learner.row_objective import LabelledRows, RowsObjective
+from agentrl.learner.row_objective import LabelledRows, RowFigures, RowsObjective
 from agentrl.learner.sequence import run_together
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
@@ -104,6 +104,10 @@ class LearnerState:
             run, objective = self._objective(step, rows)
             sums.merge(run.evaluate(objective))
         return sums.result()
+
+    def measure_rows(self, step: int, rows: LabelledRows) -> RowFigures:
+        """Return the figures of each row, which are not trained on."""
+        return self._objective(step, rows)[1].measure()
 
     def _objective(self, step: int, rows: LabelledRows) -> tuple[TrainingStep, RowsObjective]:
         chosen = self.settings.objective

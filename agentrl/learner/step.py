@@ -142,7 +142,7 @@ class TrainingStep:
             budget=budget,
             packed=kernel.packed,
             hidden_size=width,
-            whole_groups=host.whole_groups,
+            whole_groups=host.paired,
         )
         layout = Layout(host)
         updates = []

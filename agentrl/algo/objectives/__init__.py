@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentrl.algo import facts
-from agentrl.algo.row_losses import RowObjective
+from agentrl.algo.row_losses import ObjectiveFunction
 
-OBJECTIVES: Mapping[str, RowObjective] = facts.found_in(__name__, __path__, "sft", hyphens=True)
+OBJECTIVES: Mapping[str, ObjectiveFunction] = facts.found_in(__name__, __path__, "sft", hyphens=True)
 """The objectives by the name of their command."""

@@ -35,8 +35,8 @@ def compared(student: Tensor, teacher: Tensor, options: DistillOptions) -> tuple
 
     losses = generalized_jsd(student, teacher, beta=options.beta, temperature=options.temperature)
     with torch.no_grad():
-        agreement = student.argmax(-1) == teacher.argmax(-1)
-        return losses, torch.stack([generalized_jsd(student, teacher, beta=0.0), agreement.to(losses.dtype)], -1)
+        same = student.argmax(-1) == teacher.argmax(-1)
+        return losses, torch.stack([generalized_jsd(student, teacher, beta=0.0), same.to(losses.dtype)], -1)
 
 
 def generalized_jsd(student: Tensor, teacher: Tensor, *, beta: float, temperature: float = 1.0) -> Tensor:

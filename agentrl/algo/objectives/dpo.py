@@ -60,21 +60,16 @@ def _ranks(values: Tensor) -> Tensor:
     return values.argsort().argsort()
 
 
-def ranks_pairs(options: DpoOptions) -> bool:
-    """Return True if the loss compares pairs by rank."""
-    return options.loss in SORTED
-
-
-@objective(unit="pair", reference=True, prepare=matches, first_pass=ranks_pairs)
+@objective(unit="pair", reference=True, prepare=matches, first_pass=lambda options: options.loss in SORTED)
 def dpo(scores: RowScores, options: DpoOptions) -> RowLosses:
     """The loss of each pair by `PAIR_LOSSES`, from the log-ratios of policy to reference."""
-    reference = scores.sums().detach() if scores.reference is None else scores.reference
-    tensors = [scores.sums(), reference, scores.lengths()]
+    tensors = [scores.sums(), scores.reference, scores.lengths()]
     tensors += [scores.columns["matched"]] if "matched" in scores.columns else []
     ratios = PairRatios(*(half for each in tensors for half in pairs(each)))
     losses = PAIR_LOSSES[options.loss](ratios, options.beta, options.label_smoothing)
     logprobs = {"logprob/chosen": ratios.policy_chosen, "logprob/rejected": ratios.policy_rejected}
-    return RowLosses(losses=losses, metrics=preference_metrics(options.beta * ratios.chosen, options.beta * ratios.rejected) | logprobs)
+    rewards = options.beta * (tensors[0] - scores.reference)
+    return RowLosses(losses=losses, metrics=preference_metrics(rewards) | logprobs, rewards=rewards)
 
 
 def logsigmoid(values: Tensor) -> Tensor:

@@ -31,15 +31,17 @@ def divergence(step: StepRows, options: KtoOptions) -> Mapping[str, Tensor]:
     return {"divergence": (step.sums - step.reference).mean().clamp(min=0).expand(len(step.sums))}
 
 
-@objective(unit="row", reference=True, prepare=divergence, first_pass="companions")
+@objective(unit="row", reference=True, prepare=divergence)
 def kto(scores: RowScores, options: KtoOptions) -> RowLosses:
     """The loss of each answer against z, the divergence that mismatched answers of the step estimate; see `kahneman_tversky`."""
-    good, z, sums, ratios = scores.columns["desirable"].bool(), scores.columns["divergence"], scores.sums(), scores.log_ratios()
+    good, z, sums = scores.columns["desirable"].bool(), scores.columns["divergence"], scores.sums()
+    ratios = sums - scores.reference
     weights = {"desirable_weight": options.desirable_weight, "undesirable_weight": options.undesirable_weight}
     losses = kahneman_tversky(ratios, good, z, beta=options.beta, **weights)
     rewards = options.beta * ratios
     metrics = {"reward/chosen": rewards[good], "reward/rejected": rewards[~good], "kl": z[:1]}
-    return RowLosses(losses=losses, metrics=metrics | {"logprob/chosen": sums[good], "logprob/rejected": sums[~good]})
+    metrics |= {"logprob/chosen": sums[good], "logprob/rejected": sums[~good]}
+    return RowLosses(losses=losses, metrics=metrics, rewards=rewards)
 
 
 def kahneman_tversky(

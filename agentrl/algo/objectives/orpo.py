@@ -39,8 +39,9 @@ def orpo(scores: RowScores, options: OrpoOptions) -> RowLosses:
     chosen, rejected = pairs(sums / scores.lengths())
     ratio, log_odds = odds_ratio(chosen, rejected)
     likelihood = -pairs(sums)[0] / mean
-    metrics = preference_metrics(options.beta * chosen, options.beta * rejected)
-    return RowLosses(losses=likelihood + options.beta * ratio, metrics=metrics | {"nll": likelihood, "log_odds": log_odds})
+    rewards = options.beta * sums / scores.lengths()
+    metrics = preference_metrics(rewards) | {"nll": likelihood, "log_odds": log_odds}
+    return RowLosses(losses=likelihood + options.beta * ratio, metrics=metrics, rewards=rewards)
 
 
 def odds_ratio(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 @objective(unit="place", reads="head")
 def process_reward_model(scores: RowScores, options: NoOptions) -> RowLosses:
     """The cross-entropy of each labelled step, judged at its last token (Lightman et al., arXiv:2305.20050); see `step_cross_entropy`."""
-    if scores.labels is None:
-        raise ValueError("a process reward model learns from labels, and the rows have none")
     correct = (scores.outputs[:, 1] > scores.outputs[:, 0]) == (scores.labels > 0.5)
     losses = step_cross_entropy(scores.outputs, scores.labels)
     return RowLosses(losses=losses, metrics={"accuracy": correct, "label/mean": scores.labels})

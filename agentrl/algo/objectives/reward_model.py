@@ -24,13 +24,12 @@ class RewardModelOptions:
 @objective(unit="pair", reads="head")
 def reward_model(scores: RowScores, options: RewardModelOptions) -> RowLosses:
     """The loss of Bradley and Terry of the rewards of pairs, each read at the end of its row; see `bradley_terry`."""
-    import torch
-
-    chosen, rejected = pairs(scores.sums().float())
+    rewards = scores.sums()
+    chosen, rejected = pairs(rewards)
     margin, _ = pairs(scores.columns["margin"])
     losses = bradley_terry(chosen, rejected, margin=margin, centring=options.center_rewards_coefficient)
-    metrics = {"accuracy": chosen > rejected, "margin": chosen - rejected, "reward/mean": torch.cat([chosen, rejected])}
-    return RowLosses(losses=losses, metrics=metrics)
+    metrics = {"accuracy": chosen > rejected, "margin": chosen - rejected, "reward/mean": rewards}
+    return RowLosses(losses=losses, metrics=metrics, rewards=rewards)
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor, centring: float) -> Tensor:

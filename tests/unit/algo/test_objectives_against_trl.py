@@ -80,7 +80,7 @@ def test_a_loss_of_pairs_is_that_of_trl(loss: str, seed: int):
     theirs = DPOTrainer._compute_loss(trainer, lambda **_: outputs(policy), batch, False)
     options = DpoOptions(loss=loss, beta=BETA, label_smoothing=smoothing)
     scores = scores_of(policy, reference, mask, torch.arange(2 * PAIRS).view(2, PAIRS).T.flatten())
-    step = StepRows(lengths=scores.lengths(), sums=scores.sums().detach(), reference=reference_of(scores))
+    step = StepRows(lengths=scores.lengths(), sums=scores.sums().detach(), reference=scores.reference)
     found = OBJECTIVES["dpo"](replace(scores, columns=dict(matches(step, options))), options)
     assert len(found.losses) == PAIRS
     assert_same(found.losses.mean(), theirs, policy, mask)
@@ -110,7 +110,7 @@ def test_the_gradient_of_a_loss_that_sorts_does_not_depend_on_micro_batches(loss
     options = DpoOptions(loss=loss, beta=BETA, label_smoothing=0.1)
     policy, reference, mask = scored(7)
     whole = scores_of(policy, reference, mask, torch.arange(2 * PAIRS))
-    step = StepRows(lengths=whole.lengths(), sums=whole.sums().detach(), reference=reference_of(whole))
+    step = StepRows(lengths=whole.lengths(), sums=whole.sums().detach(), reference=whole.reference)
     columns = dict(matches(step, options))
     together = OBJECTIVES["dpo"](replace(whole, columns=columns), options).losses.sum()
     (expected,) = torch.autograd.grad(together, policy)
@@ -124,11 +124,6 @@ def test_the_gradient_of_a_loss_that_sorts_does_not_depend_on_micro_batches(loss
     assert torch.stack(parts).sum().item() == pytest.approx(together.item(), rel=1e-6)
     (found,) = torch.autograd.grad(torch.stack(parts).sum(), policy)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-
-
-def reference_of(scores: RowScores) -> Tensor:
-    assert scores.reference is not None
-    return scores.reference
 
 
 def scores_of(policy: Tensor, reference: Tensor, mask: Tensor, rows: Tensor) -> RowScores:
