@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from agentrl.algo.advantages import AdvantageOptions, DiscountedOptions
 from agentrl.algo.options import NoOptions, checked_options, option_names
@@ -72,6 +72,18 @@ class GroupRewardFacts:
     """Facts of a reward of groups; see `group_reward` for each."""
 
     compares_group: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveFacts:
+    """Facts of an objective of supervised or preference training; see `objective` for each."""
+
+    unit: Literal["place", "row", "pair"]
+    reads: Literal["tokens", "divergence", "head"] = "tokens"
+    figures: tuple[str, ...] = ()
+    reference: bool = False
+    prepare: Callable[..., Any] | None = None
+    first_pass: Callable[..., bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +223,31 @@ def off_policy_correction(function: F | None = None, /, *, options: type[Any] = 
     return _stated(function, CorrectionFacts(options=checked_options(options), whole_batch=whole_batch))
 
 
+def objective(
+    *,
+    unit: Literal["place", "row", "pair"],
+    reads: Literal["tokens", "divergence", "head"] = "tokens",
+    figures: tuple[str, ...] = (),
+    reference: bool = False,
+    prepare: Callable[..., Any] | None = None,
+    first_pass: Callable[..., bool] | None = None,
+) -> Callable[[F], F]:
+    """Make a function of (`RowScores`, options) an objective of supervised or preference training; it returns `RowLosses`.
+
+    Args:
+        unit: Each ``place`` that is read has a loss, each ``row``, or each ``pair``, whose two rows are always scored together.
+        reads: Output of the model at each place: log-probability of the next token, divergence from a teacher, or those of a new head.
+        figures: Names of the figures that it wants of the distribution at each place.
+        reference: It reads the log-probabilities of rows by a reference model.
+        prepare: A function of (`StepRows`, options) that is given all rows of the step before its update; the values that it returns are
+            among the columns of the rows.
+        first_pass: A function of the options that is true if `prepare` wants the log-probabilities of the rows by the policy too. Where
+            rows have companions, which are not trained, it is always given those of the companions.
+    """
+    facts = ObjectiveFacts(unit=unit, reads=reads, figures=figures, reference=reference, prepare=prepare, first_pass=first_pass)
+    return _stated(None, facts)  # type: ignore[no-any-return]
+
+
 @overload
 def group_filter(function: F, /) -> F: ...
 @overload
@@ -244,7 +281,9 @@ def group_reward(function: F | None = None, /, *, compares_group: bool = True) -
     return _stated(function, GroupRewardFacts(compares_group=compares_group))
 
 
-def _stated(function: F | None, facts: EstimatorFacts | LossFacts | CorrectionFacts | FilterFacts | GroupRewardFacts) -> Any:
+def _stated(
+    function: F | None, facts: EstimatorFacts | LossFacts | CorrectionFacts | FilterFacts | GroupRewardFacts | ObjectiveFacts
+) -> Any:
     """Keep the facts with the function; without one, return the decorator that does."""
     if function is None:
         return lambda decorated: _stated(decorated, facts)

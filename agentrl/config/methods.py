@@ -28,8 +28,6 @@ class Method:
         shown: Metrics of the display, beside the loss.
         learning_rates: Default for models below 5e7, below 5e8 and above 5e8 parameters.
         task: Task of the adapter, as peft names it.
-        head: Layers that are new and trained whole beside an adapter.
-        without_dropout: The model's own dropout is switched off; answers are compared, which are to be scored alike.
         reference: Paper or source of the method.
     """
 
@@ -41,8 +39,6 @@ class Method:
     shown: tuple[str, ...]
     learning_rates: tuple[float, float, float]
     task: str = "CAUSAL_LM"
-    head: tuple[str, ...] = ()
-    without_dropout: bool = True
     reference: str = ""
 
 
@@ -58,7 +54,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 metrics=("token_accuracy", "entropy"),
                 shown=("token_accuracy",),
                 learning_rates=(1e-3, 5e-5, 1e-5),
-                without_dropout=False,
                 reference="Ouyang et al., arXiv:2203.02155",
             ),
             Method(
@@ -70,7 +65,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 shown=("accuracy", "margin"),
                 learning_rates=(5e-4, 2e-5, 1e-5),
                 task="SEQ_CLS",
-                head=("score",),
                 reference="Bradley and Terry, Biometrika 39, 1952; margin: arXiv:2307.09288; centring: arXiv:2312.09244",
             ),
             Method(
@@ -82,7 +76,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 shown=("accuracy",),
                 learning_rates=(5e-4, 2e-5, 1e-5),
                 task="TOKEN_CLS",
-                head=("score",),
                 reference="Lightman et al., arXiv:2305.20050; Uesato et al., arXiv:2211.14275",
             ),
             Method(
@@ -123,7 +116,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 metrics=("kl", "agreement"),
                 shown=("kl", "agreement"),
                 learning_rates=(1e-3, 5e-5, 1e-5),
-                without_dropout=False,
                 reference="Agarwal et al., arXiv:2306.13649",
             ),
         )

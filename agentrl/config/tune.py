@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 
+from agentrl.algo.objectives.distill import DistillOptions
+from agentrl.algo.objectives.dpo import DpoOptions
+from agentrl.algo.objectives.kto import KtoOptions
+from agentrl.algo.objectives.orpo import OrpoOptions
+from agentrl.algo.objectives.reward_model import RewardModelOptions
+from agentrl.algo.objectives.sft import SftOptions
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
 from agentrl.env.plan import ImageConfig
 from agentrl.learner.optimizer_table import BETAS, OptimizerName
@@ -157,9 +163,10 @@ class OptimConfig:
     """Batches, the optimizer, and DeepSpeed."""
 
     batch_size: Annotated[Count, Alias("--train-batch-size")] = 32
-    """Rows of an optimizer step, over all ranks; with ``--packing`` packed rows."""
+    """Rows of an optimizer step, over all ranks."""
     micro_batch_size: Annotated[CountOrZero, Alias("--micro-train-batch-size", "--per-device-train-batch-size")] = 0
-    """Rows that go through the model at once on one rank; 0: all of the rank's rows, at most 8."""
+    """Rows of ``--max-length`` that go through the model at once on one rank, or more that are shorter; 0: all of the rank's rows, at
+    most 8."""
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -177,18 +184,17 @@ class OptimConfig:
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
     zero_stage: Annotated[int, Ge(0), Le(3)] = 0
-    """DeepSpeed ZeRO stage; 0: plain data parallelism, without DeepSpeed."""
+    """DeepSpeed ZeRO stage; in bfloat16 0 means 1. One rank in float32 without ZeRO trains without DeepSpeed."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the computation. ``auto``: float32 on CPU, bfloat16 on GPU and where ``--weight-dtype`` is."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights. ``bfloat16`` takes half the memory; it rounds small updates away, except those of an adapter, which stays
-    float32 (ZeRO 0)."""
+    """``bfloat16``: the same as ``--dtype bfloat16``, whose updates are those of float32 weights."""
     load_in_4bit: bool = False
     """Keep the frozen weights beside an adapter in 4 bits (QLoRA); needs ``pip install 'agentrl[qlora]'``."""
     liger_kernels: bool = False
-    """Use the fused Triton kernels of ``liger-kernel`` for norms, rotary positions and MLPs (GPU; not run there yet)."""
+    """Refused: the learner has no such kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,23 +215,18 @@ class MethodConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftMethodConfig(MethodConfig):
+class SftMethodConfig(SftOptions, MethodConfig):
     """Supervised fine-tuning."""
 
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens that are trained: all ``answers`` of the assistant, the ``last`` one only, or ``all`` tokens. Plain text is trained whole."""
     packing: Annotated[bool, Alias("--packing-samples")] = False
-    """Put several rows of at most ``--max-length`` tokens together into one; they do not attend to each other."""
-    loss: Annotated[Literal["nll", "dft"], Alias("--loss-type")] = "nll"
-    """``nll``: negative log-likelihood; ``dft``: each token's weighted by its probability (dynamic fine-tuning, arXiv:2508.05629)."""
+    """Has no effect: rows always follow each other without padding where the model allows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardMethodConfig(MethodConfig):
+class RewardMethodConfig(RewardModelOptions, MethodConfig):
     """Training of a reward model on pairs (Bradley-Terry)."""
-
-    center_rewards_coefficient: NonNegative = 0.0
-    """Weight of the squared sum of a pair's two rewards, which keeps the mean reward near 0 (arXiv:2312.09244)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,59 +239,33 @@ class ProcessMethodConfig(MethodConfig):
     """Train on the label of the last step of a row only, as an outcome reward model."""
 
 
-DpoLoss: TypeAlias = (
-    Literal["sigmoid", "cdpo", "ipo", "ipo_sum", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard"]
-    | Literal["aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm"]
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class DpoMethodConfig(MethodConfig):
+class DpoMethodConfig(DpoOptions, MethodConfig):
     """Direct preference optimization."""
 
-    loss: Annotated[DpoLoss, Alias("--loss-type")] = "sigmoid"
-    """Loss of a pair. ``cdpo`` assumes that a share ``--label-smoothing`` of the labels is wrong; ``ipo`` takes log-ratios per token,
-    ``ipo_sum`` sums them; the others are TRL's."""
-    beta: Positive = 0.1
-    """Strength of the pull to the reference model; for ``ipo`` and ``ipo_sum`` the paper's tau."""
-    label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    """Share of labels taken for wrong, for ``cdpo``, ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``."""
     reference: Annotated[str, Alias("--ref-pretrain")] = ""
     """Reference model. Empty: the model as it is before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class KtoMethodConfig(MethodConfig):
+class KtoMethodConfig(KtoOptions, MethodConfig):
     """Kahneman-Tversky optimization."""
 
-    beta: Positive = 0.1
-    """Strength of the pull to the reference model."""
-    desirable_weight: NonNegative = 1.0
-    """Weight of the loss of desirable answers."""
-    undesirable_weight: NonNegative = 1.0
-    """Weight of the loss of undesirable answers."""
     reference: Annotated[str, Alias("--ref-pretrain")] = ""
     """Reference model. Empty: the model as it is before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrpoMethodConfig(MethodConfig):
+class OrpoMethodConfig(OrpoOptions, MethodConfig):
     """Odds-ratio preference optimization, which needs no reference model."""
-
-    beta: Positive = 0.1
-    """Weight of the odds-ratio loss beside the likelihood of the chosen answer (the paper's lambda)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillMethodConfig(MethodConfig):
+class DistillMethodConfig(DistillOptions, MethodConfig):
     """Distillation of a teacher's distribution on given data."""
 
     teacher: Annotated[str, Alias("--teacher-model")] = ""
     """Model whose distribution is learned, with the same tokens as ``--model``. Required."""
-    beta: Fraction = 0.5
-    """Divergence: 0 is forward KL (teacher to student), 1 reverse KL, between them the generalized Jensen-Shannon divergence."""
-    temperature: Positive = 1.0
-    """Temperature of both distributions in the loss."""
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens at which the distributions are compared; as for ``agentrl sft``."""
 

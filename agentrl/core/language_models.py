@@ -45,6 +45,10 @@ CLASSES: Mapping[str, Callable[..., Any]] = {"CAUSAL_LM": language_model, "SEQ_C
 """Task, as peft writes it into an adapter's settings -> function that finds the class of a model, given as for `language_model`."""
 
 
+LABELS = {"SEQ_CLS": 1, "TOKEN_CLS": 2}
+"""Outputs of the heads of reward models and process reward models, by task."""
+
+
 def set_text_attention(model: Any, name: str) -> None:
     """Have a model compute attention of text by the function that is registered with transformers under `name`.
 

@@ -40,7 +40,7 @@ def find_records(run: RunReader, episode: str, attempt: int | None = None) -> li
     lines = run.store.lines("episodes", [(row[1], row[2]) for row in rows if row[0] == wanted])
     by_name = {record.get("trajectory_id"): record for record in lines}  # the last of each, should there be two
     if not by_name:
-        remedy = "A large run records one episode of most groups; a larger --record-mib, or --record all, records more."
+        remedy = "A large run records one episode of most groups; a larger --record, or --record all, records more."
         raise ConfigError("EPISODE", episode, "is not among the recorded episodes", remedy)
     return list(by_name.values())
 

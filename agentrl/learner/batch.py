@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,12 @@ from agentrl.core.errors import BatchError
 from agentrl.core.images import PlacedImage
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FloatArray, Group, IntArray, Status, Trajectory, Turn, floats, ints
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-D = TypeVar("D", bound="DataclassInstance")
+from agentrl.learner.rows import Rows, moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row:
-    """One sequence to train on; L tokens, A of them sampled. Its arrays are made when they are asked for."""
+class TurnRow:
+    """The turns of one context as a row; L tokens, A of them sampled. Its arrays are made when they are asked for."""
 
     turns: tuple[Turn, ...]  # those that one context holds, in order of time
     branch: int  # number of the row within its trajectory, from 0
@@ -76,6 +72,11 @@ class Row:
         return ints(np.flatnonzero(np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)).astype(np.int32))
 
     @property
+    def reads(self) -> IntArray:
+        """Places that predict the sampled tokens. # [A]."""
+        return ints(self.action_positions - 1)
+
+    @property
     def temperatures(self) -> FloatArray:
         """Temperature at which each token was sampled. # [A]."""
         return floats(np.repeat([turn.temperature for turn in self.turns], [len(turn.token_ids) for turn in self.turns]).astype(np.float32))
@@ -86,7 +87,7 @@ def experts_shape(turns: Iterable[Turn]) -> tuple[int, ...] | None:
     return next((turn.experts.shape[1:] for turn in turns if turn.experts is not None), None)
 
 
-def merge_turns(trajectory: Trajectory) -> tuple[Row, ...]:
+def merge_turns(trajectory: Trajectory) -> tuple[TurnRow, ...]:
     """Join the turns of an episode into as few rows as the contexts allow; every turn is in exactly one.
 
     A turn that extends the tokens so far joins the row; a `fresh` turn, whose context was rewritten, begins a new one. Branches that are
@@ -104,13 +105,13 @@ def merge_turns(trajectory: Trajectory) -> tuple[Row, ...]:
         branches[-1].append(turn)
     trained = (turns for turns in branches if not turns[0].masked)
     return tuple(
-        Row(turns=tuple(turns), branch=branch, trajectory_id=trajectory.trajectory_id, episode_id=trajectory.episode_id)
+        TurnRow(turns=tuple(turns), branch=branch, trajectory_id=trajectory.trajectory_id, episode_id=trajectory.episode_id)
         for branch, turns in enumerate(trained)
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class Batch(Rows):
     """One step's groups as flat tensors, without padding; never changed in place.
 
     A action (sampled) tokens in R rows, E episodes in G groups. Rows of an episode follow each other in time, episodes of a group
@@ -121,11 +122,8 @@ class Batch:
     of a task's group: estimators compare an agent with itself only.
     """
 
-    rows: tuple[Row, ...]  # [R]
-    row_lengths: Tensor  # [R] int64: tokens of each row
-    row_actions: Tensor  # [R] int64: action tokens of each row
+    rows: tuple[TurnRow, ...]  # [R]
     row_episode: Tensor  # [R] int64: episode of each row
-    row: Tensor  # [A] int64: row of each action token
     episode: Tensor  # [A] int64: episode of each action token
     turn: Tensor  # [A] int64: turn of each action token, counted over the batch
     state: Tensor  # [A] int64: state that the turn began in; equal numbers are equal states of one group
@@ -151,21 +149,6 @@ class Batch:
             raise BatchError(f"{len(self.group)} episodes have a group but {len(self.rewards)} have a reward")
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens, sampled or not."""
-        return int(self.row_lengths.sum())
-
-    @property
-    def num_actions(self) -> int:
-        """Action tokens."""
-        return len(self.row)
-
-    @property
-    def num_rows(self) -> int:
-        """Training rows."""
-        return len(self.rows)
-
-    @property
     def num_episodes(self) -> int:
         """Episodes."""
         return len(self.rewards)
@@ -183,6 +166,10 @@ class Batch:
         """Tokens of each row that the model must see: all before its last, which is an action token. # [R] int64."""
         return self.row_lengths - 1
 
+    def experts_shape(self) -> tuple[int, ...] | None:
+        """Layers and experts per token of the recorded experts; `None` if no turn has any."""
+        return experts_shape(turn for row in self.rows for turn in row.turns)
+
     def episode_length(self) -> Tensor:
         """Action tokens of each token's episode, over all its rows. # [A] int64."""
         return torch.bincount(self.episode, minlength=self.num_episodes)[self.episode]
@@ -190,13 +177,6 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on another device."""
         return moved(self, device)
-
-
-def moved(value: D, device: torch.device) -> D:
-    """Return a dataclass with its tensors on another device."""
-    tensors = {f.name: part for f in fields(value) if isinstance(part := getattr(value, f.name), Tensor)}
-    there: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-    return replace(value, **there)
 
 
 def collate(groups: Iterable[Group], *, mask_truncated: bool = False, in_baseline: bool = True) -> Batch:
@@ -267,7 +247,7 @@ def _states(turns: Sequence[Turn], group: npt.NDArray[np.int64]) -> npt.NDArray[
     return np.array([known.setdefault(key, len(known)) for key in zip(group.tolist(), keys, strict=True)], dtype=np.int64)
 
 
-def _taught(turns: Sequence[Turn]) -> dict[str, Tensor]:
+def _taught(turns: Sequence[Turn]) -> dict[str, Any]:
     """Return the scores of a teacher, by the names that they have in a batch; nothing unless every turn has them."""
     scores = [turn.teacher for turn in turns if turn.teacher is not None]
     if len(scores) < len(turns):
@@ -298,7 +278,7 @@ def _numbered(groups: Iterable[Group]) -> Iterator[tuple[int, Trajectory]]:
             yield from ((number, trajectory) for trajectory in trajectories)
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: TurnRow) -> TurnRow:
     if not len(row.turns[0].prompt_ids):
         raise BatchError(f"trajectory {row.trajectory_id}: its first token was sampled, so nothing predicts it; a prompt must not be empty")
     return row

@@ -23,6 +23,7 @@ from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.learner.backends import DEEPSPEED
 from agentrl.learner.engine import backend_of
 from agentrl.learner.lora import (
+    ADAPTER,
     adapter_parameters,
     add_adapter,
     check_base,
@@ -79,7 +80,8 @@ def _unwrapped() -> Iterator[None]:
 
 def save_adapter(model: Any, parameters: Iterable[tuple[str, Tensor]], tokenizer: Any, path: str | Path, ranks: Ranks) -> None:
     """Write the adapter alone, in the form of peft, with the tokenizer beside it; arguments and errors as in `save_pretrained`."""
-    _save(adapter_parameters(parameters), lambda state, folder: write_adapter(model, state, folder), tokenizer, path, ranks)
+    head = model.peft_config[ADAPTER].modules_to_save or ()
+    _save(adapter_parameters(parameters, head), lambda state, folder: write_adapter(model, state, folder), tokenizer, path, ranks)
 
 
 def _save(

@@ -109,15 +109,26 @@ class OutputLayer:
         return type(layer) is nn.Linear and body is not model and any(c is layer for c in children) and any(c is body for c in children)
 
     def score(
-        self, hidden: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool, wide: bool, top_k: int = 0
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: Tensor,
+        *,
+        entropy_gradient: bool,
+        wide: bool,
+        top_k: int = 0,
+        compare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies in nats of action tokens # [a], from the body's output that predicts them # [a, hidden].
 
         The output layer is called once, so that ZeRO-3 gathers it once in each direction. With `wide` its products are float32; `top_k` as
-        in `token_scores`.
+        in `token_scores`. With `compare` the result is that of this function of the logits and the targets, which are a teacher's results
+        then.
         """
 
         def scores(logits: Tensor, targets: Tensor, temperature: Tensor, wants_entropy: bool = True) -> tuple[Tensor, Tensor]:
+            if compare is not None:
+                return compare(self._finish(logits), targets)
             return token_scores(self._finish(logits), targets, temperature, entropy_gradient, top_k, wants_entropy=wants_entropy)
 
         def inside(hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +142,10 @@ class OutputLayer:
         with _forward(self.layer, inside):
             result: tuple[Tensor, Tensor] = self.layer(hidden)
         return result
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the body's output. # [n, hidden] -> [n, vocabulary]."""
+        return self._finish(self.layer(hidden))
 
     def _finish(self, logits: Tensor) -> Tensor:
         """Return logits # [n, vocabulary] as the model hands them out, after its scale or soft cap."""

@@ -155,6 +155,8 @@ def fit_kernel(settings: LearnerSettings, engine: TrainEngine, models: Sequence[
     """
     asked, model, device = settings.learner.attn_implementation, models[0].model, engine.ranks.device
     first = choose_kernel(settings.learner, settings.device)
+    if asked == "auto" and settings.objective is not None and settings.objective.packs and not first.packed:
+        first = KERNELS["varlen"]
     proof, problem = Proof(model, device), ""
     candidates = [first] if asked != "auto" else list(dict.fromkeys([first, KERNELS["sdpa"], KERNELS["eager"]]))
     for kernel in candidates:

@@ -17,7 +17,7 @@ from agentrl.core.images import ImageInput, PlacedImage, joined_tensors, positio
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FloatArray
 from agentrl.learner.attention import tree_mask
-from agentrl.learner.batch import Batch, Row, experts_shape, moved
+from agentrl.learner.rows import Row, Rows, moved
 from agentrl.learner.trees import Bundle
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -47,6 +47,8 @@ class MicroBatch:
     num_row_tokens: int  # tokens that the rows would have alone
     pixels: Mapping[str, Tensor] = field(default_factory=dict)  # arguments of the model with images, in the order of their tokens
     top_k: int = 0  # most likely tokens that are wanted at the place of each action token
+    hidden: bool = False  # what enters the output layer is wanted, for another model to be compared with
+    teacher: Tensor | None = None  # [p, ...]: the same of a teacher, with which the model is to be compared
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of a transformers model; a mask is made here, on the device, because it is larger than all the rest."""
@@ -115,11 +117,11 @@ class _Sequence:
 class Layout:
     """Lays out rows of one batch; all on the CPU, because it is bookkeeping of single tokens. Rows that nobody asks for cost nothing."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Rows) -> None:
         self._rows = batch.rows
         self._bounds = np.concatenate([[0], np.cumsum(batch.row_actions.numpy())])
-        self._experts = experts_shape(turn for row in batch.rows for turn in row.turns)
-        self._image = next((each.image for row in batch.rows for turn in row.turns for each in turn.images), None)
+        self._experts = batch.experts_shape()
+        self._image = batch.first_image()
         positions = None if self._image is None else self._image.positions
         self._axes = 1 if positions is None else len(positions)
 
@@ -178,13 +180,14 @@ class Layout:
         tokens, position, select, targets, images = [], [], [], [], list[PlacedImage]()
         ends, path, at, num_row_tokens = np.full(bundle.length, bundle.length), np.zeros(0, dtype=np.int64), 0, 0
         for row, shared in zip(rows, bundle.shared, strict=True):
-            row_tokens, places = row.tokens, row.action_positions
-            end = int(places[-1])
+            row_tokens, reads = row.tokens, row.reads
+            end = int(reads[-1]) + 1
             # What the row before does not share with this one has no descendants from here on.
             ends[path[shared:]] = at
             path = np.concatenate([path[:shared], np.arange(at, at + end - shared)])
-            select.append(path[places - 1])
-            targets.append(row_tokens[places])
+            select.append(path[reads])
+            # Behind a last token that is read, for a model that predicts no token, is none.
+            targets.append(row_tokens[reads + 1] if end < len(row_tokens) else np.append(row_tokens, 0)[reads + 1])
             tokens.append(row_tokens[shared:end])
             position.append(positions_of(end, row.images, self._axes)[:, shared:])
             images += [each for each in row.images if each.place >= shared]
@@ -217,7 +220,7 @@ class Layout:
     def _nothing(self) -> MicroBatch:
         empty = torch.zeros(0, dtype=torch.int64)
         return MicroBatch(
-            input_ids=torch.tensor([[int(self._rows[0].turns[0].prompt_ids[0])]]),
+            input_ids=torch.tensor([[int(self._rows[0].tokens[0])]]),
             real=torch.zeros(1, dtype=torch.bool),
             position_ids=None,
             select=empty,

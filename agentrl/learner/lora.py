@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,15 @@ PREFIX = "base_model.model."
 """Prefix of peft before the names of layers in a file."""
 
 
-def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
+def add_adapter(model: Any, lora: LoraConfig, *, base: str, task: str = "CAUSAL_LM", head: Sequence[str] = ()) -> None:
     """Put an adapter beside the layers that `lora` names and freeze the rest; at first it changes nothing, since B is 0.
 
     Args:
         model: A transformers model, changed in place.
         lora: Rank, scale and layers.
         base: Directory or hub name of the model, for whoever loads the adapter.
+        task: Task of the model, as peft names it.
+        head: Layers that are new, and trained whole.
 
     Raises:
         ConfigError: If the model has no such layer, or one of them cannot have an adapter that can be merged.
@@ -61,11 +63,11 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
         r=lora.lora_rank,
         lora_alpha=lora.lora_alpha,
         target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else list(names),
-        exclude_modules=[*bypassed, *outside_text(model)] or None,
+        exclude_modules=[*bypassed, *outside_text(model), *head] or None,
         use_rslora="rslora" in lora.lora_variant,
         use_dora="dora" in lora.lora_variant,
         base_model_name_or_path=base,
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
     try:
         with warnings.catch_warnings():
@@ -73,6 +75,10 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
             inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:
         raise _not_possible(lora, str(error).splitlines()[0]) from error
+    # peft would wrap these layers, and the model would have other names for its parameters than its checkpoints.
+    config.modules_to_save = list(head) or None
+    for name in head:
+        model.get_submodule(name).requires_grad_(True)
     layers = adapted_layers(model)
     for name in names:
         if name != ALL_LINEAR and not any(layer == name or layer.endswith(f".{name}") for layer in layers):
@@ -234,10 +240,10 @@ def is_adapter(name: str) -> bool:
     return any(part in name for part in (".lora_A.", ".lora_B.", ".lora_magnitude_vector."))
 
 
-def adapter_parameters(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Parameters of the adapter among those of the model, under the names that peft gives them in its files."""
+def adapter_parameters(parameters: Iterable[tuple[str, Tensor]], head: Sequence[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Parameters of the adapter and of a `head` among those of the model, under the names that peft gives them in its files."""
     for name, tensor in parameters:
-        if is_adapter(name):
+        if is_adapter(name) or name.rpartition(".")[0] in head:
             yield PREFIX + name.replace(f".{ADAPTER}.", "."), tensor
 
 

@@ -16,14 +16,12 @@ from torch import Tensor
 from agentrl.core.adapter_files import CONFIG_FILE
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
-from agentrl.core.language_models import CLASSES
+from agentrl.core.language_models import CLASSES, LABELS
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.learner.export import ALONE, save_pretrained
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 
 FLAG = "SOURCE"
-LABELS = {"SEQ_CLS": 1, "TOKEN_CLS": 2}
-"""Outputs of the heads of reward models and process reward models."""
 WHOLE, REPLACED = f".modules_to_save.{ADAPTER}", ".original_module."
 """Parts of the names of layers that are trained whole beside an adapter, and of those that they replace."""
 

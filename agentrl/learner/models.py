@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from agentrl.core.errors import ConfigError, LearnerError
-from agentrl.core.language_models import language_model
+from agentrl.core.language_models import CLASSES, LABELS
 from agentrl.core.model_shape import engine_context, placeholder_ids, text_part
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.dropout import disable_dropout
@@ -32,8 +32,9 @@ def load_model(settings: LearnerSettings, backend: Backend | None = None, *, tra
     The back-end may have every rank keep only its part while loading; without one the model is whole. The activations of a trained model
     are recomputed in the backward pass if asked.
     """
-    kind = language_model(settings.model, trust_remote_code=settings.trust_remote_code)
-    return _load(kind, settings, backend, trained=trained)
+    task = settings.objective.task if settings.objective and trained else "CAUSAL_LM"
+    kind = CLASSES[task](settings.model, trust_remote_code=settings.trust_remote_code)
+    return _load(kind, settings, backend, trained=trained, labels=LABELS.get(task))
 
 
 def load_value_backbone(settings: LearnerSettings, backend: Backend) -> Any:
@@ -43,7 +44,7 @@ def load_value_backbone(settings: LearnerSettings, backend: Backend) -> Any:
     return _load(AutoModel, settings, backend, trained=True)
 
 
-def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, trained: bool) -> Any:
+def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, trained: bool, labels: int | None = None) -> Any:
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
     small = trained and settings.learner.load_in_4bit
     kept_off = "reference" in settings.learner.offload and not trained
@@ -57,7 +58,8 @@ def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, t
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
             **({"device_map": {"": torch.cuda.current_device()}} if settings.device == "cuda" and at_once and not kept_off else {}),
-            **({"quantization_config": quantisation(dtype)} if small else {}),
+            **({"quantization_config": quantisation(dtype, HEAD if labels else ())} if small else {}),
+            **({"num_labels": labels} if labels else {}),
         )
     if small:
         use_one_product(model)
@@ -69,7 +71,8 @@ def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, t
     if trained and not settings.learner.train_vision:
         freeze_vision(model)
     if trained and settings.lora.lora_rank:
-        add_adapter(model, settings.lora, base=settings.model)
+        task = settings.objective.task if settings.objective else "CAUSAL_LM"
+        add_adapter(model, settings.lora, base=settings.model, task=task, head=HEAD if labels else ())
     if trained and settings.learner.compile_layers:
         compile_layers(model)
     if trained and settings.learner.gradient_checkpointing:
@@ -102,6 +105,13 @@ def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
         layer.compile(dynamic=True, backend=backend)
 
 
+HEAD = ("score",)
+"""Layers of reward models that are new: trained whole beside an adapter, and never in 4 bits."""
+
+Comparison: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From the logits of a model # [n, vocabulary] and what its teacher gave # [n, ...] to divergences # [n] and figures # [n, m]."""
+
+
 class PolicyModel(nn.Module):
     """A causal language model whose forward pass ends in log-probabilities instead of logits.
 
@@ -112,7 +122,16 @@ class PolicyModel(nn.Module):
 
     model: Any
 
-    def __init__(self, model: nn.Module, *, entropy_gradient: bool = False, routing: bool = False, fp32_head: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        entropy_gradient: bool = False,
+        routing: bool = False,
+        fp32_head: bool = False,
+        samples: bool = True,
+        compare: Comparison | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.entropy_gradient, self.routing, self.fp32_head = entropy_gradient, routing, fp32_head
@@ -120,11 +139,17 @@ class PolicyModel(nn.Module):
             raise LearnerError(
                 f"{type(model).__name__} has no output embedding layer, so it is not a causal language model that can be trained"
             )
-        self._excluded = placeholder_ids(self.model.config)  # tokens that engines never sample
+        # Tokens that engines never sample; of given rows the model's own distribution is learned.
+        self._excluded = placeholder_ids(self.model.config) if samples else ()
+        self._compare = compare
         self._end = OutputLayer(model, self._excluded) if OutputLayer.fits(model) else None
         self.whole = self._end is None
         self.sequence: SequenceGroup | None = None  # ranks to run micro-batches with
         self.routers: Routers | None = None  # of a mixture of experts, to take the experts that the engine took
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits # [n, vocabulary] of what a micro-batch with `hidden` gave. # [n, ...]."""
+        return hidden if self._end is None or self.whole else self._end.logits(hidden)
 
     def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Score the action tokens of a micro-batch.
@@ -154,15 +179,41 @@ class PolicyModel(nn.Module):
     def _through_body(self, micro: MicroBatch, inputs: dict[str, Any], end: OutputLayer) -> tuple[Any, Tensor, Tensor]:
         output = end.body(**inputs)
         hidden = output.last_hidden_state.flatten(0, 1)[micro.select]
-        gradient, wide = self.entropy_gradient, self.fp32_head
-        return output, *end.score(hidden, micro.targets, micro.temperature, entropy_gradient=gradient, wide=wide, top_k=micro.top_k)
+        if micro.hidden:
+            return output, hidden, hidden.new_zeros(len(hidden))
+        gradient, wide, targets, compare = self.entropy_gradient, self.fp32_head, micro.targets, None
+        if micro.teacher is not None:
+            targets, compare = micro.teacher, self._compare
+        rest: Any = {"entropy_gradient": gradient, "wide": wide, "top_k": micro.top_k, "compare": compare}
+        return output, *end.score(hidden, targets, micro.temperature, **rest)
 
     def _through_model(self, micro: MicroBatch, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
         with only_positions(self.model.get_output_embeddings(), micro.select):
             output = self.model(**inputs)
         logits = without_tokens(output.logits[0], self._excluded)
+        if micro.hidden:
+            return output, logits, logits.new_zeros(len(logits))
+        if micro.teacher is not None and self._compare is not None:
+            return output, *self._compare(logits, micro.teacher)
         gradient = self.entropy_gradient
         return output, *scores_in_chunks(logits, micro.targets, micro.temperature, entropy_gradient=gradient, top_k=micro.top_k)
+
+
+class HeadModel(nn.Module):
+    """A reward model or process reward model, whose head is read at the places of a micro-batch."""
+
+    model: Any
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs of the head, float32, and no entropies and loads. # [a], or [a, labels] of several; [0], [2, 0]."""
+        hidden = self.model.base_model(**micro.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)[micro.select]
+        found = self.model.score(hidden).float()
+        outputs = micro.by_action(found[:, 0] if found.shape[1] == 1 else found)
+        return outputs, outputs.new_zeros(0), outputs.new_zeros(2, 0)
 
 
 @torch.no_grad()

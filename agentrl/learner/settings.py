@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentrl.algo.plan import AlgoConfig
 from agentrl.learner.plan import LearnerConfig, LoraConfig
@@ -26,6 +26,18 @@ def chunk_rows(vocabulary: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSettings:
+    """Supervised or preference training in the place of reinforcement learning."""
+
+    name: str  # a key of `agentrl.algo.objectives.OBJECTIVES`
+    options: Any  # its options
+    reference: str = ""  # model that log-probabilities refer to; empty: the initial policy
+    teacher: str = ""  # model whose distribution is learned
+    packs: bool = False  # rows follow each other without padding on a CPU too, where the model allows it
+    task: str = "CAUSAL_LM"  # of the model, a key of `agentrl.core.language_models.CLASSES`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
     """Settings of every rank of one learner."""
 
@@ -34,6 +46,7 @@ class LearnerSettings:
     algo: AlgoConfig  # algorithm settings
     num_steps: int  # steps of the whole run, the length of the learning rate schedule
     max_new_tokens: int  # tokens of a turn at most; the length in the aggregation ``constant``
+    objective: ObjectiveSettings | None = None  # `None`: reinforcement learning
     lora: LoraConfig = field(default_factory=LoraConfig)  # low-rank adapters
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # what engines get
     max_model_len: int = 0  # context length that the engines are asked for; 0: their own choice

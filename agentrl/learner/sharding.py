@@ -23,9 +23,17 @@ class UpdatePlan:
 
 
 def plan_updates(
-    row_lengths: Sequence[int], row_group: Sequence[int], *, updates: int, ranks: int, budget: int, packed: bool, hidden_size: int
+    row_lengths: Sequence[int],
+    row_group: Sequence[int],
+    *,
+    updates: int,
+    ranks: int,
+    budget: int,
+    packed: bool,
+    hidden_size: int,
+    whole_groups: bool = False,
 ) -> tuple[UpdatePlan, ...]:
-    """Cut a batch into optimizer updates, ranks and micro-batches; groups stay whole in an update, and their rows go to any rank.
+    """Cut a batch into optimizer updates, ranks and micro-batches; groups stay whole in an update.
 
     Args:
         row_lengths: Tokens of each row, or of each sequence made of several rows. # [R]
@@ -35,6 +43,7 @@ def plan_updates(
         budget: Tokens of a micro-batch; a longer row goes alone.
         packed: True if rows of a micro-batch follow each other instead of being padded.
         hidden_size: Width of the model, which decides how much attention weighs in the work of a row.
+        whole_groups: Groups stay whole in a micro-batch, too; otherwise their rows go to any rank.
     """
     size = [0] * (max(row_group) + 1)
     rows_of: list[list[int]] = [[] for _ in size]
@@ -46,7 +55,10 @@ def plan_updates(
     groups = [group for group, rows in enumerate(rows_of) if rows]
     for chosen in balance(size, groups, min(updates, len(groups))):
         rows = sorted(row for group in chosen for row in rows_of[group])
-        ready = [(pack if packed else pad)(row_lengths, part, budget) for part in balance(effort, rows, ranks)]
+        atoms = [tuple(rows_of[group]) for group in chosen] if whole_groups else [(row,) for row in rows]
+        weights = [sum(effort[row] for row in atom) for atom in atoms]
+        shares = [[atoms[place] for place in part] for part in balance(weights, range(len(atoms)), ranks)]
+        ready = [(pack if packed else pad)(row_lengths, share, budget) for share in shares]
         most = max(len(micros) for micros in ready)
         even = tuple(tuple(micros) + ((),) * (most - len(micros)) for micros in ready)
         plans.append(UpdatePlan(rows=tuple(rows), micros=even))
@@ -78,33 +90,37 @@ def busiest(size: Sequence[int], parts: int) -> int:
     return max(sum(size[item] for item in part) for part in balance(size, range(len(size)), parts))
 
 
-def pad(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
+def pad(row_lengths: Sequence[int], atoms: Sequence[Micro], budget: int) -> list[Micro]:
     """Rows to micro-batches of at most `budget` tokens, padding to the longest row included; longest first, so that memory peaks early.
 
-    Rows are taken by length, so that those padded together are about equally long; a row of less than three quarters of the longest begins
-    a new micro-batch, unless a pass for so few tokens as there are costs more than padding.
+    Those of an atom stay together. They are taken by length, so that those padded together are about equally long; a row of less than three
+    quarters of the longest begins a new micro-batch, unless a pass for so few tokens as there are costs more than padding.
     """
     micros: list[Micro] = []
     current: list[int] = []
-    for row in sorted(rows, key=lambda number: (-row_lengths[number], number)):
-        longest = row_lengths[current[0]] if current else 0
+    longest = 0
+    length = {atom: max(row_lengths[row] for row in atom) for atom in atoms}
+    for atom in sorted(atoms, key=lambda atom: (-length[atom], atom)):
         area = len(current) * longest
-        if area + longest > budget or (area >= WORTH_A_PASS and 4 * row_lengths[row] < 3 * longest):
+        full = (len(current) + len(atom)) * longest > budget
+        if current and (full or (area >= WORTH_A_PASS and 4 * length[atom] < 3 * longest)):
             micros.append(tuple(current))
             current = []
-        current.append(row)
+        longest = longest if current else length[atom]
+        current += atom
     return [*micros, tuple(current)] if current else micros
 
 
-def pack(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
-    """Rows to micro-batches of at most `budget` tokens without padding: each to the first one with room, longest first."""
+def pack(row_lengths: Sequence[int], atoms: Sequence[Micro], budget: int) -> list[Micro]:
+    """Rows to micro-batches of at most `budget` tokens without padding: each atom of rows to the first one with room, longest first."""
     micros: list[list[int]] = []
     room: list[int] = []
-    for row in sorted(rows, key=lambda number: (-row_lengths[number], number)):
-        place = next((number for number, left in enumerate(room) if row_lengths[row] <= left), len(room))
+    length = {atom: sum(row_lengths[row] for row in atom) for atom in atoms}
+    for atom in sorted(atoms, key=lambda atom: (-length[atom], atom)):
+        place = next((number for number, left in enumerate(room) if length[atom] <= left), len(room))
         if place == len(room):
             micros.append([])
             room.append(budget)
-        micros[place].append(row)
-        room[place] -= row_lengths[row]
+        micros[place] += atom
+        room[place] -= length[atom]
     return [tuple(micro) for micro in micros]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,11 @@ from torch import Tensor
 from agentrl.algo.entropy import EntropyController
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
+from agentrl.algo.objectives import OBJECTIVES
+from agentrl.algo.objectives.distill import compared
 from agentrl.algo.teacher_specs import learner_teacher
+from agentrl.core.errors import LearnerError
+from agentrl.core.metrics import MetricSums
 from agentrl.core.model_shape import text_part
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
@@ -24,11 +28,13 @@ from agentrl.learner.engine import Backend, TrainEngine, backend_of
 from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
 from agentrl.learner.kernels import fit_kernel, fit_teacher
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout
-from agentrl.learner.models import PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone
+from agentrl.learner.models import HeadModel, PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone
 from agentrl.learner.parameters import on_device
+from agentrl.learner.policy_objective import PolicyObjective
 from agentrl.learner.probes import ROUNDING, probe
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import replay_routers
+from agentrl.learner.row_objective import LabelledRows, RowFigures, RowsObjective
 from agentrl.learner.sequence import run_together
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
@@ -66,9 +72,10 @@ class LearnerState:
         with step_dropout(trained, self.settings.seed, step):
             coefficients = (self.kl.coefficient, self.entropy.in_force)
             recorded = recorded_trajectories(groups) if self.settings.annotations else frozenset()
-            taken = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients, recorded)
-            metrics = taken.run().result()
-        self.alarm.judge(step, metrics, int(taken.same_version.sum()))
+            run = TrainingStep(step, self.models, self.settings, self.ranks)
+            objective = PolicyObjective(run, batch, self.algorithm, *coefficients, recorded)
+            metrics = run.train(objective).result()
+        self.alarm.judge(step, metrics, int(objective.same_version.sum()))
         metrics |= self.alarm.metrics
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
@@ -80,6 +87,34 @@ class LearnerState:
         if self.average is not None:
             self.average.update()
         return metrics
+
+    def train_rows(self, step: int, rows: LabelledRows) -> dict[str, float]:
+        """One step of the objective of the settings; the metrics of all ranks."""
+        with step_dropout([self.models.policy.module], self.settings.seed, step):
+            run, objective = self._objective(step, rows)
+            metrics = run.train(objective).result()
+        if self.average is not None:
+            self.average.update()
+        return metrics
+
+    def evaluate_rows(self, step: int, blocks: Iterable[LabelledRows]) -> dict[str, float]:
+        """Return loss and metrics of rows that are not trained on; what belongs to a step is computed for each block."""
+        sums = MetricSums()
+        for rows in blocks:
+            run, objective = self._objective(step, rows)
+            sums.merge(run.evaluate(objective))
+        return sums.result()
+
+    def measure_rows(self, step: int, rows: LabelledRows) -> RowFigures:
+        """Return the figures of each row, which are not trained on."""
+        return self._objective(step, rows)[1].measure()
+
+    def _objective(self, step: int, rows: LabelledRows) -> tuple[TrainingStep, RowsObjective]:
+        chosen = self.settings.objective
+        if chosen is None:
+            raise LearnerError("rows can be trained by an objective only; set LearnerSettings.objective")
+        run = TrainingStep(step, self.models, self.settings, self.ranks)
+        return run, RowsObjective(run, rows, OBJECTIVES[chosen.name], chosen.options)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights under their checkpoint names with an adapter merged into them, or what `publish` asks for: the adapter."""
@@ -136,8 +171,8 @@ def _comparison(settings: LearnerSettings, models: Models) -> Comparison:
     )
 
 
-def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
-    """Load every model the algorithm needs and no other.
+def load_state(settings: LearnerSettings, ranks: Ranks, tokenizer: Any = None) -> LearnerState:
+    """Load every model the algorithm or the objective needs and no other; the tokenizer is that of the model unless one is given.
 
     Raises:
         ConfigError: If a load-balancing loss is asked for and the model has no experts, or a user's algorithm cannot be used.
@@ -149,23 +184,18 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     model = load_model(settings, backend, trained=True)
     if algo.aux_loss_coef:
         experts_per_token(model)
-    fp32_head = config.fp32_lm_head
-    bonus = algo.entropy_coef > 0 or algo.entropy_target is not None
-    policy = PolicyModel(model, entropy_gradient=bonus, routing=algo.aux_loss_coef > 0, fp32_head=fp32_head)
-    reference: Any = None
-    critic = frozen = taught = teacher = None
-    if algo.init_kl_coef > 0 and not settings.lora.lora_rank:
-        frozen, reference = load_frozen(settings, backend, ranks)
-    if model_of_teacher := learner_teacher(algo.teacher):
-        taught, teacher = load_frozen(replace(settings, model=model_of_teacher), backend, ranks)
+    frozen, reference, taught, teacher = _load_frozen_models(settings, backend, ranks)
+    policy = _trained_module(settings, model, taught)
+    critic = None
     if facts_of(algorithm.estimator).needs_critic:
         critic = backend.train(ValueModel(load_value_backbone(settings, backend)), config, ranks, bf16=bf16)
     engine = backend.train(policy, config, ranks, bf16=bf16)
-    check_output(policy, engine, ranks.device)
+    if isinstance(policy, PolicyModel):
+        check_output(policy, engine, ranks.device)
     check_repeatable(model, lambda micro: engine(micro)[0], probe(model.config), ranks.device)
-    if algo.router_replay:
+    if algo.router_replay and isinstance(policy, PolicyModel):
         replay_routers(policy, engine, ranks.device)
-    if algo.init_kl_coef > 0 and settings.lora.lora_rank:
+    if _has_reference(settings) and frozen is None:
         # The policy without its adapter is the initial model, so no second copy is needed.
         reference = AdapterOff(engine)
     everyone = [part for part in (policy, frozen, taught, critic and critic.module) if part is not None]
@@ -174,21 +204,59 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     kernel, share = fit_kernel(settings, engine, same, share=config.share_prompts and not algo.aux_loss_coef)
     if taught is not None:
         with on_device(taught, ranks.device):
-            share = fit_teacher(taught, teacher, model_of_teacher, ranks.device, kernel, share=share)
+            share = fit_teacher(taught, teacher, _teacher(settings), ranks.device, kernel, share=share)
     if ranks.sequence_parallel > 1:
         run_together(kernel, backend.exchange_heads, lambda micro: engine(micro)[0], everyone, ranks, ROUNDING[model.dtype])
     width = text_part(model.config)["hidden_size"]
     models = Models(
         policy=engine, hidden_size=width, kernel=kernel, reference=reference, teacher=teacher, critic=critic, share_prompts=share
     )
-    tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
     return LearnerState(settings, backend, ranks, models, algorithm, tokenizer)
+
+
+def _has_reference(settings: LearnerSettings) -> bool:
+    objective = settings.objective
+    return settings.algo.init_kl_coef > 0 if objective is None else facts_of(OBJECTIVES[objective.name]).reference
+
+
+def _teacher(settings: LearnerSettings) -> str:
+    """Return the teacher that this rank runs; "" if there is none."""
+    return learner_teacher(settings.algo.teacher) if settings.objective is None else settings.objective.teacher
+
+
+def _load_frozen_models(settings: LearnerSettings, backend: Backend, ranks: Ranks) -> tuple[Any, Any, Any, Any]:
+    """Return the reference and the teacher, each with what to call in its place; `None` for one that is not wanted.
+
+    A reference that is the initial model is no model of its own beside an adapter.
+    """
+    own = settings.objective.reference if settings.objective is not None else ""
+    frozen = reference = taught = teacher = None
+    if _has_reference(settings) and (own or not settings.lora.lora_rank):
+        frozen, reference = load_frozen(replace(settings, model=own or settings.model), backend, ranks)
+    if model := _teacher(settings):
+        taught, teacher = load_frozen(replace(settings, model=model), backend, ranks)
+    return frozen, reference, taught, teacher
+
+
+def _trained_module(settings: LearnerSettings, model: Any, teacher: PolicyModel | None) -> PolicyModel | HeadModel:
+    """Return what a back-end trains: a model whose end is that of the objective."""
+    algo, objective = settings.algo, settings.objective
+    bonus = algo.entropy_coef > 0 or algo.entropy_target is not None
+    rest: Any = {"entropy_gradient": bonus, "routing": algo.aux_loss_coef > 0, "fp32_head": settings.learner.fp32_lm_head}
+    if objective is None:
+        return PolicyModel(model, **rest)
+    if facts_of(OBJECTIVES[objective.name]).reads == "head":
+        return HeadModel(model)
+    compare = None if teacher is None else lambda student, states: compared(student, teacher.logits(states), objective.options)
+    return PolicyModel(model, samples=False, compare=compare, **rest)
 
 
 def load_frozen(settings: LearnerSettings, backend: Backend, ranks: Ranks) -> tuple[PolicyModel, Any]:
     """Load the model of the settings to be run forward only; returns it, and what to call in its place."""
     config = settings.learner
-    frozen = PolicyModel(load_model(settings, backend, trained=False), fp32_head=config.fp32_lm_head)
+    frozen = PolicyModel(load_model(settings, backend, trained=False), fp32_head=config.fp32_lm_head, samples=settings.objective is None)
     called = backend.freeze(frozen, config, ranks.device, bf16=settings.bf16)
     with on_device(frozen, ranks.device):
         check_output(frozen, called, ranks.device)

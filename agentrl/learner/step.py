@@ -1,47 +1,30 @@
-"""One training step: a batch in, updated weights and statistics out.
-
-What depends on the algorithm is looked up by name in `agentrl.algo`; nothing here knows which names there are. Flat
-quantities of action tokens ``# [A]`` are known for the whole batch on every rank, so that advantages, corrections and
-their statistics are the same however rows are spread; only the model passes are divided.
-"""
+"""One training step: rows in, updated weights and statistics out; an objective says what is learned of the rows."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from agentrl.algo.compute import compute_advantages, compute_correction, compute_policy_loss, select_tokens
-from agentrl.algo.corrections import needs_whole_batch
-from agentrl.algo.facts import facts_of
-from agentrl.algo.kl import approximate_kl
-from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
-from agentrl.algo.plan import bootstraps
-from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
-from agentrl.algo.teacher_specs import SELF
-from agentrl.algo.token_losses import Denominators, LossInputs, aggregate, shares, value_loss
 from agentrl.core.metrics import MetricSums
-from agentrl.core.types import derive_seed
-from agentrl.learner.annotations import Annotator
 from agentrl.learner.attention import KERNELS, Kernel
-from agentrl.learner.audit import Audit, begin_audit
-from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
-from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout
-from agentrl.learner.models import balance_share, experts_per_token, vocabulary_of
-from agentrl.learner.parameters import on_device
+from agentrl.learner.models import balance_share, experts_per_token
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.replay import describe_replay
+from agentrl.learner.rows import Rows
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
-from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets, denominators
-from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_scores, with_teachers_tokens
+from agentrl.learner.targets import Update
 from agentrl.learner.trees import one_row_bundles, share_prefixes
+
+ModelScores: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Results of the policy for a micro-batch: see `agentrl.learner.models.PolicyModel.forward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,329 +40,157 @@ class Models:
     share_prompts: bool = False  # True if rows that begin with the same tokens may go through the models as one sequence
 
 
+class Objective(Protocol):
+    """The losses of a step's rows, and what must be known of them before the first update.
+
+    Attributes:
+        host: The rows, on the CPU.
+        warmup: Steps at the beginning of the run in which the policy is not trained.
+        chosen: Counts of how often each expert was chosen in each update, for a load-balancing loss; else `None`. # [updates, experts]
+    """
+
+    host: Rows
+    warmup: int = 0
+    chosen: Tensor | None = None
+
+    @abstractmethod
+    def sizes(self, rows: Sequence[int]) -> Any:
+        """Return the denominators of an update on some rows, over all ranks."""
+
+    @abstractmethod
+    def prepare(self, updates: Sequence[Update]) -> None:
+        """Find out what the losses need to know of all rows, the same on every rank."""
+
+    def begin_update(self, update: Update) -> None:
+        """Do what comes before an update of the policy."""
+        return
+
+    @abstractmethod
+    def asked(self, micro: MicroBatch) -> MicroBatch:
+        """Return what the policy is to be run on for a micro-batch."""
+
+    @abstractmethod
+    def losses(self, micro: MicroBatch, scores: ModelScores, update: Update, done: float) -> dict[str, Tensor]:
+        """Return the shares of a micro-batch in the parts of the loss, by name; `done` is the share of the step's updates before it."""
+
+    def skipped(self, update: Update) -> None:
+        """Note that an update had a gradient that is not finite."""
+        return
+
+    def finish(self) -> None:
+        """Record the metrics of the whole step."""
+        return
+
+
 class TrainingStep:
-    """One step over one batch, on the CPU; its number is the version of the weights it starts from. See `run` for the order of things."""
+    """One step; its number is the version of the weights it starts from. See `train` for the order of things."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        step: int,
-        models: Models,
-        algorithm: Algorithm,
-        settings: LearnerSettings,
-        ranks: Ranks,
-        kl_coefficient: float,
-        entropy_coefficient: float,
-        recorded: frozenset[str] = frozenset(),  # trajectories whose figures are appended to the run
-    ) -> None:
-        self.host, self.batch = batch, batch.to(ranks.device)
-        self.step, self.models, self.algorithm, self.settings, self.ranks = step, models, algorithm, settings, ranks
-        self.algo, self.kl_coefficient, self.entropy_coefficient = settings.algo, kl_coefficient, entropy_coefficient
-        self.loss_seed = derive_seed(settings.seed, "loss", step)
-        self.episode_length, self.same_version = self.batch.episode_length().to(torch.float32), self.batch.versions == step
-        self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
-        self.frozen = step < self.warmup
-        # A teacher that is served has scored the batch before.
-        self.sampled_teacher = bool(self.algo.teacher) and self.algo.teacher_loss == "sampled"
-        check_taught(batch, self.algo)
+    def __init__(self, step: int, models: Models, settings: LearnerSettings, ranks: Ranks) -> None:
+        self.step, self.models, self.settings, self.ranks = step, models, settings, ranks
         self.stats, self.clock = MetricSums(), Clock(ranks.device)
-        self.audit: Audit | None = None
-        self.annotator = None if settings.annotations is None else Annotator(self.batch, recorded, ranks, settings.annotations)
 
-    def run(self) -> MetricSums:
-        """Prepare what the losses need, then update critic and policy, epoch by epoch, mini-batch by mini-batch.
+    def train(self, objective: Objective) -> MetricSums:
+        """Prepare what the losses need, then update the policy, epoch by epoch, mini-batch by mini-batch.
 
         The statistics are those over all micro-batches and ranks.
         """
+        epochs = self.settings.algo.ppo_epochs
         with self.clock.phase("layout"):
-            updates = self._lay_out(self.host)
-        signals = self._prepare(updates)
-        self._begin_audit(updates, signals)
-        for epoch in range(self.algo.ppo_epochs):
+            updates = self.lay_out(objective.host, objective.sizes, record=True)
+        objective.prepare(updates)
+        for epoch in range(epochs):
             for update in updates:
-                done = (epoch * len(updates) + update.number) / (self.algo.ppo_epochs * len(updates))
-                if self.models.critic is not None and signals.critic is not None:
-                    self._update_critic(self.models.critic, update, signals.critic)
-                if not self.frozen:
-                    self._update_policy(update, signals, done)
-        self._describe(signals)
-        self._annotate(signals)
-        if self.audit is not None:
-            self.stats.merge(self.audit.stats)
-        if self.algo.router_replay:
-            self.stats.merge(describe_replay(self.batch, self.models.policy.module, first=self.ranks.first))
+                objective.begin_update(update)
+                if self.step >= objective.warmup:
+                    self._update_policy(objective, update, (epoch * len(updates) + update.number) / (epochs * len(updates)))
+        objective.finish()
         self.clock.record(self.stats)
         # Ranks that run the same micro-batches measured the same; counted from each, it would count several times.
         return self.ranks.merge(self.stats if self.ranks.leads else MetricSums())
 
-    def _lay_out(self, host: Batch) -> tuple[Update, ...]:
-        kernel, budget = self.models.kernel, self.settings.learner.micro_batch_tokens
+    @torch.no_grad()
+    def evaluate(self, objective: Objective) -> MetricSums:
+        """Compute the losses and metrics of rows without training on them."""
+        updates = self.lay_out(objective.host, objective.sizes)
+        objective.prepare(updates)
+        for update in updates:
+            for micro in self.on_device(update):
+                parts = objective.losses(micro, self.models.policy(objective.asked(micro)), update, 0.0)
+                self.stats.mean("loss", float(torch.stack(list(parts.values())).sum()) * update.sizes, 0.0)
+            self.stats.mean("loss", 0.0, update.sizes / self.ranks.data_size)
+        return self.ranks.merge(self.stats if self.ranks.leads else MetricSums())
+
+    def lay_out(self, host: Rows, sizes: Callable[[Sequence[int]], Any], *, record: bool = False) -> tuple[Update, ...]:
+        """Divide rows over updates, ranks and micro-batches.
+
+        Args:
+            host: The rows, on the CPU.
+            sizes: Returns the denominators of an update on some of them.
+            record: Report how they were laid out.
+        """
+        kernel, budget, algo = self.models.kernel, self.settings.learner.micro_batch_tokens, self.settings.algo
         width, ranks = self.models.hidden_size, self.ranks.data_size
-        parts = ranks * self.algo.mini_batches if ranks > 1 else 1
+        parts = ranks * algo.mini_batches if ranks > 1 else 1
         bundles = one_row_bundles(host)
         if self.models.share_prompts:
             bundles = share_prefixes(host, budget=budget, hidden_size=width, parts=parts, costs=kernel.costs)
         plans = plan_updates(
             [bundle.length for bundle in bundles],
             [bundle.group for bundle in bundles],
-            updates=self.algo.mini_batches,
+            updates=algo.mini_batches,
             ranks=ranks,
             budget=budget,
             packed=kernel.packed,
             hidden_size=width,
+            whole_groups=host.paired,
         )
         layout = Layout(host)
         updates = []
         for number, plan in enumerate(plans):
             mine = ([bundles[place] for place in places] for places in plan.micros[self.ranks.data_rank])
             micros = tuple(layout.micro_batch(chosen, packed=kernel.packed) for chosen in mine)
-            if host is self.host:
+            if record:
                 self.stats.merge(describe_layout(micros))
             rows = [row for place in plan.rows for row in bundles[place].rows]
-            updates.append(Update(number=number, micros=micros, sizes=denominators(self.host, rows, self.settings.max_new_tokens)))
+            updates.append(Update(number=number, micros=micros, sizes=sizes(rows)))
         return tuple(updates)
 
-    def _begin_audit(self, updates: Sequence[Update], signals: UpdateTargets) -> None:
-        every = self.settings.audit_every
-        if self.frozen or not every or self.step % every:
-            return
-        policy: Any = self.models.policy.module
-        with self.clock.phase("audit"):
-            self.audit = begin_audit(self.host, updates[0].micros, signals.advantages, policy, self.step, self.settings, self.ranks)
-
-    def _prepare(self, updates: Sequence[Update]) -> UpdateTargets:
-        """Run the models that must be run before the first update, and derive what follows from them."""
-        self._ask_teacher(updates)
-        batch, algo = self.batch, self.algo
-        scored = self._old_scores(updates)
-        old = scored.old
-        reference = values = at_cut = kl = None
-        if self.models.reference is not None:
-            score = self.models.reference
-            with self.clock.phase("reference"), on_device(score, self.ranks.device):
-                # The reference is another model, whose distribution is that of its own experts.
-                reference = self._over_batch(lambda micro: score(replace(micro, experts=None))[0], updates)
-        if self.models.critic is not None:
-            with self.clock.phase("values"):
-                values, at_cut = self._values(self.models.critic, updates)
-        if reference is not None and old is not None:
-            penalty = approximate_kl(old, reference, algo.kl_estimator)
-            kl = None if algo.use_kl_loss else self.kl_coefficient * penalty
-            if self.ranks.first:
-                self._record_mean("kl/reference", penalty)
-        inputs = advantage_inputs(batch, values, kl, at_cut)
-        found = compute_advantages(self.algorithm.estimator, inputs, self.algorithm.estimator_options)
-        if old is not None and batch.teacher is not None and self.sampled_teacher:
-            gap = approximate_kl(old, batch.teacher, "k1")
-            found = replace(found, advantages=found.advantages - algo.teacher_coef * gap)
-            if self.ranks.first:
-                self._record_mean("distill/kl", gap)
-        everything = torch.arange(batch.num_actions, device=batch.row.device)
-        weights = None if old is None else self._weigh(old, everything, found.advantages, record=self.ranks.first)
-        targets = None if values is None or found.returns is None else CriticTargets(values=values, returns=found.returns)
-        selected = None if old is None else self._select(old, found.advantages)
-        share, trained = algo.top_entropy_share, None
-        if scored.entropies is not None and share < 1.0:
-            trained = high_entropy(scored.entropies, share)
-        return UpdateTargets(
-            advantages=found.advantages,
-            old=old,
-            weights=weights,
-            reference=reference,
-            critic=targets,
-            chosen=scored.chosen,
-            selected=selected,
-            trained=trained,
-        )
-
-    def _ask_teacher(self, updates: Sequence[Update]) -> None:
-        """Score the batch as a served teacher has done before: with a model on this rank, or with the policy, which then reads hints."""
-        own = self.algo.teacher == SELF
-        model: Any = self.models.policy if own else self.models.teacher
-        if model is None:
-            return
-        top_k = 0 if self.sampled_teacher else self.algo.teacher_top_k
-        shape = (self.batch.num_actions, 1 + 2 * top_k) if top_k else None
-        laid_out = self._lay_out(with_hints(self.host)) if own else updates
-        with self.clock.phase("teacher"), on_device(model, self.ranks.device):
-            found = self._over_batch(lambda micro: model(replace(micro, top_k=top_k))[0], laid_out, shape)
-        self.batch = with_scores(self.batch, found, vocabulary_of(self.models.policy.module.model))
-
-    def _select(self, old: Tensor, advantages: Tensor) -> Tensor | None:
-        inputs = LossInputs(new=old, old=old, advantages=advantages, sequence=self.batch.row, seed=self.loss_seed)
-        return select_tokens(self.algorithm.loss, inputs, self.algorithm.loss_options)
-
-    def _old_scores(self, updates: Sequence[Update]) -> OldScores:
-        """Score the batch with the policy, if anything must be known of it before the update.
-
-        With a single update nothing else may need that: its own forward pass then starts from the same weights.
-        """
-        algo = self.algo
-        old = self.batch.logprobs if algo.old_logprobs == "behaviour" else None
-        only_scores = algo.aux_loss_coef == 0 and algo.top_entropy_share == 1.0
-        if only_scores and (old is not None or not self._old_scores_are_needed(updates)):
-            return OldScores(old=old)
-        loads: list[Tensor] = []
-        entropies = torch.zeros(self.batch.num_actions, device=self.batch.row.device)
-
-        def score(micro: MicroBatch) -> Tensor:
-            new: Tensor
-            new, entropy, load = self.models.policy(micro)
-            loads.append(load[0])
-            if self.ranks.leads:
-                entropies[micro.actions] = entropy
-            return new
-
-        with self.clock.phase("old_logprobs"):
-            computed = self._over_batch(score, updates)
-        chosen = None
-        if algo.aux_loss_coef:
-            parts = torch.split(torch.stack(loads), [len(update.micros) for update in updates])
-            chosen = self.ranks.sum(torch.stack([part.sum(0) for part in parts]))
-        measured = None if algo.top_entropy_share == 1.0 else self.ranks.sum(entropies)
-        return OldScores(old=computed if old is None else old, chosen=chosen, entropies=measured)
-
-    def _values(self, critic: TrainEngine, updates: Sequence[Update]) -> tuple[Tensor, Tensor | None]:
-        """Values of every action token # [A], and, if they count, of the states in which episodes were cut short # [E]."""
-        if not (self.host.cuts and bootstraps(self.algo)):
-            return self._over_batch(critic, updates), None
-        longer = with_cuts(self.host)
-        values, at_cut = apart(self._over_batch(critic, self._lay_out(longer), (longer.num_actions,)), self.host)
-        if self.ranks.first:
-            self.stats.mean("value/at_cut", float(at_cut.sum()), float(len(self.host.cuts)))
-        return values, at_cut
-
     @torch.no_grad()
-    def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update], shape: tuple[int, ...] | None = None) -> Tensor:
-        """Scores of every action token, each rank contributing its rows. # [A], unless they have another `shape`."""
-        scores = torch.zeros(shape or (self.batch.num_actions,), device=self.batch.row.device)
+    def over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update], shape: tuple[int, ...]) -> Tensor:
+        """Return scores of every action token, each rank contributing its rows. # shape, which is [A] or [A, ...]."""
+        scores = torch.zeros(shape, device=self.ranks.device)
         for update in updates:
-            for micro in self._on_device(update):
+            for micro in self.on_device(update):
                 found = score(micro)
                 if self.ranks.leads:
                     scores[micro.actions] = found
         return self.ranks.sum(scores)
 
-    def _on_device(self, update: Update) -> Iterator[MicroBatch]:
-        """The micro-batches of an update, moved to the device one at a time."""
+    def on_device(self, update: Update) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of an update, moved to the device one at a time."""
         return (micro.to(self.ranks.device) for micro in update.micros)
 
-    def _old_scores_are_needed(self, updates: Sequence[Update]) -> bool:
-        several = len(updates) * self.algo.ppo_epochs > 1 and self.algo.old_logprobs != "interpolated"
-        in_reward = self.sampled_teacher or (self.models.reference is not None and not self.algo.use_kl_loss)
-        chosen = self.algorithm
-        whole = needs_whole_batch(chosen.correction, chosen.correction_options) or facts_of(chosen.loss).selects is not None
-        return several or in_reward or self.frozen or whole
-
-    def _weigh(self, old: Tensor, actions: Tensor, advantages: Tensor, *, record: bool) -> Tensor:
-        """Off-policy weights of some action tokens, which must be whole rows. # [a]."""
-        batch = self.batch
-        inputs = CorrectionInputs(
-            old=old,
-            behaviour=batch.logprobs[actions],
-            sequence=batch.row[actions],
-            same_version=self.same_version[actions],
-            advantages=advantages,
-        )
-        correction = compute_correction(self.algorithm.correction, inputs, self.algorithm.correction_options)
-        if record:
-            self.stats.merge(correction.stats)
-        return correction.weights
-
-    def _corrected(self, new: Tensor, at: Tensor, advantages: Tensor, signals: UpdateTargets, done: float) -> tuple[Tensor, Tensor]:
-        """Return `old` and the off-policy weights of a micro-batch's tokens; `done` is the share of the step's updates. # [a], [a]."""
-        if signals.old is not None and signals.weights is not None:
-            return signals.old[at], signals.weights[at]
-        old = new
-        if done:
-            behaviour, versions = self.batch.logprobs[at], self.batch.versions[at]
-            old = interpolate_old(new, behaviour, versions, proximal=self.step, current=self.step + done)
-        return old, self._weigh(old, at, advantages, record=done < 1.0 / self.algo.ppo_epochs)
-
-    def _update_policy(self, update: Update, signals: UpdateTargets, done: float) -> None:
-        rate = self._learning_rate(self.settings.learner.learning_rate, self.warmup)
+    def _update_policy(self, objective: Objective, update: Update, done: float) -> None:
+        rate = self.learning_rate(self.settings.learner.learning_rate, objective.warmup)
         with self.clock.phase("forward_backward"):
-            for number, micro in enumerate(self._on_device(update), 1):
-                new, entropy, load = self.models.policy(micro if self.sampled_teacher else with_teachers_tokens(micro, self.batch))
-                parts = self._losses(micro, new, entropy, update, signals, done)
-                if signals.chosen is not None:
-                    share = balance_share(load[1], signals.chosen[update.number], experts_per_token(self.models.policy.module.model))
-                    parts["loss/balance"] = self.algo.aux_loss_coef * share
+            for number, micro in enumerate(self.on_device(update), 1):
+                scores = self.models.policy(objective.asked(micro))
+                parts = objective.losses(micro, scores, update, done)
+                if objective.chosen is not None:
+                    experts = experts_per_token(self.models.policy.module.model)
+                    share = balance_share(scores[2][1], objective.chosen[update.number], experts)
+                    parts["loss/balance"] = self.settings.algo.aux_loss_coef * share
                 loss = torch.stack(list(parts.values())).sum()
-                self._record_shares({**parts, "loss": loss}, update)
+                self.record_shares({**parts, "loss": loss}, update)
                 self.models.policy.accumulate(loss, last=number == len(update.micros))
         with self.clock.phase("optimizer"):
             norm = self.models.policy.update(rate)
-        if norm is None and self.annotator is not None:
-            self.annotator.skip(update.micros)
-        self._record_update("", rate, norm)
+        if norm is None:
+            objective.skipped(update)
+        self.record_update("", rate, norm)
 
-    def _losses(
-        self, micro: MicroBatch, new: Tensor, entropy: Tensor, update: Update, signals: UpdateTargets, done: float
-    ) -> dict[str, Tensor]:
-        """Return the shares of this micro-batch in the parts of the loss that are made of action tokens, by name."""
-        algo, at = self.algo, micro.actions
-        new, divergence = divergence_from_teacher(new, at, self.batch, algo.teacher_loss)
-        advantages = signals.advantages[at]
-        old, weights = self._corrected(new.detach(), at, advantages, signals, done)
-        selected = None if signals.selected is None else signals.selected[at]
-        inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=self.batch.row[at], selected=selected, seed=self.loss_seed)
-        result = compute_policy_loss(self.algorithm.loss, inputs, self.algorithm.loss_options)
-        self.stats.merge(result.stats)
-        self._record_mean("entropy", entropy)
-        if self.audit is not None and not done:
-            self.audit.take(micro, new)
-        per_token = result.per_token * weights
-        if signals.trained is not None:
-            per_token = per_token.where(signals.trained[at], 0.0)
-            self._record_mean("policy/high_entropy", signals.trained[at].to(torch.float32))
-        each = shares(per_token, episode_length=self.episode_length[at], mode=algo.loss_aggregation, denominators=update.sizes)
-        if self.annotator is not None and result.ratio is not None:
-            figures = (weights, result.ratio, each.detach())
-            first = done < 1.0 / algo.ppo_epochs
-            self.annotator.take(micro, first=first, entropy=entropy, new=new, figures=figures, clipped=result.clipped)
-        parts = {"loss/policy": each.sum()}
-        if self.entropy_coefficient:
-            parts["loss/entropy"] = -self.entropy_coefficient * self._share(entropy, at, update.sizes)
-        if divergence is not None:
-            parts["loss/teacher"] = algo.teacher_coef * self._share(divergence, at, update.sizes)
-            if not done:
-                self._record_mean("distill/kl", divergence)
-        if signals.reference is not None and algo.use_kl_loss:
-            kl = approximate_kl(new, signals.reference[at], algo.kl_estimator)
-            weighted = kl * weights * (inputs.ratio() if algo.kl_bias_correction else 1.0)
-            parts["loss/kl"] = self.kl_coefficient * self._share(weighted, at, update.sizes)
-            if signals.old is None and done < 1.0 / algo.ppo_epochs:
-                self._record_mean("kl/reference", kl)
-        return parts
-
-    def _update_critic(self, critic: TrainEngine, update: Update, targets: CriticTargets) -> None:
-        rate = self._learning_rate(self.settings.learner.critic_learning_rate, 0)
-        with self.clock.phase("critic"):
-            for number, micro in enumerate(self._on_device(update), 1):
-                at = micro.actions
-                result = value_loss(critic(micro), targets.values[at], targets.returns[at], self.settings.learner.value_clip)
-                loss = self._share(result.per_token, at, update.sizes)
-                self._record_shares({"loss/value": loss}, update)
-                critic.accumulate(loss, last=number == len(update.micros))
-                self.stats.merge(result.stats)
-            norm = critic.update(rate)
-        self._record_update("critic/", rate, norm)
-
-    def _share(self, per_token: Tensor, at: Tensor, sizes: Denominators) -> Tensor:
-        return aggregate(per_token, episode_length=self.episode_length[at], mode=self.algo.loss_aggregation, denominators=sizes)
-
-    def _record_shares(self, parts: Mapping[str, Tensor], update: Update) -> None:
-        """Record shares of losses such that they add up to the loss, and average over updates."""
-        weight = 1.0 / (len(update.micros) * self.ranks.data_size)
-        for name, value in zip(parts, torch.stack(list(parts.values())).tolist(), strict=True):
-            self.stats.mean(name, value, weight)
-
-    def _record_mean(self, name: str, per_token: Tensor) -> None:
-        record_means(self.stats, {name: (per_token.sum(), per_token.new_tensor(float(len(per_token))))})
-
-    def _learning_rate(self, peak: float, start: int) -> float:
-        """Learning rate of this step for what is trained from step `start` on."""
+    def learning_rate(self, peak: float, start: int) -> float:
+        """Return the learning rate of this step for what is trained from step `start` on."""
         config = self.settings.learner
         return learning_rate(
             self.step - start,
@@ -390,7 +201,17 @@ class TrainingStep:
             min_ratio=config.min_lr_ratio,
         )
 
-    def _record_update(self, prefix: str, rate: float, norm: float | None) -> None:
+    def record_shares(self, parts: Mapping[str, Tensor], update: Update) -> None:
+        """Record shares of losses such that they add up to the loss, and average over updates."""
+        weight = 1.0 / (len(update.micros) * self.ranks.data_size)
+        for name, value in zip(parts, torch.stack(list(parts.values())).tolist(), strict=True):
+            self.stats.mean(name, value, weight)
+
+    def record_mean(self, name: str, per_token: Tensor) -> None:
+        """Add values to the mean of a metric. # [any]."""
+        record_means(self.stats, {name: (per_token.sum(), per_token.new_tensor(float(len(per_token))))})
+
+    def record_update(self, prefix: str, rate: float, norm: float | None) -> None:
         """Record the metrics of an update that are equal on all ranks; only rank 0 records them."""
         if not self.ranks.first:
             return
@@ -398,23 +219,3 @@ class TrainingStep:
         self.stats.total(f"{prefix}skipped_updates", float(norm is None))
         if norm is not None:
             self.stats.mean(f"{prefix}grad_norm", norm, 1.0)
-
-    def _annotate(self, signals: UpdateTargets) -> None:
-        """Append the figures of recorded tokens to the run."""
-        if self.annotator is not None:
-            with self.clock.phase("annotate"):
-                self.annotator.write(self.step + 1, signals, behaviour_is_old=self.algo.old_logprobs == "behaviour")
-
-    def _describe(self, signals: UpdateTargets) -> None:
-        """Record the metrics of the whole batch; only rank 0 records them."""
-        if not self.ranks.first:
-            return
-        self.stats.merge(describe_batch(self.batch, self.step))
-        low, high = self.algorithm.estimator_options.reward_clip_range
-        self._record_mean("reward/clipped", ((self.batch.rewards < low) | (self.batch.rewards > high)).to(torch.float32))
-        self._record_mean("advantage/mean", signals.advantages)
-        self._record_mean("advantage/abs", signals.advantages.abs())
-        if self.models.reference is not None:
-            self.stats.mean("kl/coefficient", self.kl_coefficient, 1.0)
-        if self.algo.entropy_target is not None:
-            self.stats.mean("entropy/coefficient", self.entropy_coefficient, 1.0)

@@ -55,7 +55,7 @@ class Update:
 
     number: int  # place among the updates of an epoch
     micros: tuple[MicroBatch, ...]  # this rank's micro-batches, on the CPU
-    sizes: Denominators  # denominators over all ranks
+    sizes: Any  # denominators over all ranks, as the objective has them
 
 
 def denominators(batch: Batch, rows: Sequence[int], max_new_tokens: int) -> Denominators:

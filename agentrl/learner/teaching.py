@@ -11,7 +11,7 @@ from agentrl.algo.distillation import top_k_divergence
 from agentrl.algo.plan import AlgoConfig
 from agentrl.algo.teacher_specs import served_teachers
 from agentrl.core.errors import BatchError
-from agentrl.learner.batch import Batch, Row
+from agentrl.learner.batch import Batch, TurnRow
 from agentrl.learner.layout import MicroBatch
 
 
@@ -32,7 +32,7 @@ def with_hints(batch: Batch) -> Batch:
     return replace(batch, rows=rows, row_lengths=torch.tensor(lengths))
 
 
-def _hinted(row: Row) -> Row:
+def _hinted(row: TurnRow) -> TurnRow:
     first, *others = (replace(turn, experts=None) for turn in row.turns)  # the engine chose experts for other tokens
     prompt = first.prompt_ids if first.hinted_ids is None else first.hinted_ids
     return replace(row, turns=(replace(first, prompt_ids=prompt), *others))

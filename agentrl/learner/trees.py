@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from agentrl.learner.attention import BLOCK, PADDED, Costs
-from agentrl.learner.batch import Batch, Row, experts_shape
+from agentrl.learner.rows import Row, Rows
 from agentrl.learner.sharding import busiest, work
 
 
@@ -39,7 +39,7 @@ class _Open:
     rows: list[int] = field(default_factory=list)
 
 
-def one_row_bundles(batch: Batch) -> list[Bundle]:
+def one_row_bundles(batch: Rows) -> list[Bundle]:
     """Every row as a sequence of its own."""
     return [
         Bundle(rows=(row,), shared=(0,), length=length, group=group)
@@ -47,7 +47,7 @@ def one_row_bundles(batch: Batch) -> list[Bundle]:
     ]
 
 
-def share_prefixes(batch: Batch, *, budget: int, hidden_size: int, parts: int = 1, costs: Costs = PADDED) -> list[Bundle]:
+def share_prefixes(batch: Rows, *, budget: int, hidden_size: int, parts: int = 1, costs: Costs = PADDED) -> list[Bundle]:
     """Rows of a group that begin with the same tokens, in one sequence where that is less work.
 
     Rows may part anywhere: behind a prompt, among sampled tokens, in a context that was rewritten. Bundles are in the order of their first
@@ -71,9 +71,9 @@ def share_prefixes(batch: Batch, *, budget: int, hidden_size: int, parts: int = 
     return min(map(bundles, limits), key=lambda found: busiest([work(bundle.length, hidden_size) for bundle in found], parts))
 
 
-def _trees(batch: Batch) -> Iterator[tuple[int, int, _Tree]]:
+def _trees(batch: Rows) -> Iterator[tuple[int, int, _Tree]]:
     """Yield the first row of each group, its number, and its tree."""
-    experts = experts_shape(turn for row in batch.rows for turn in row.turns)
+    experts = batch.experts_shape()
     images: dict[str, int] = {}
     for group, members in groupby(enumerate(batch.row_group().tolist()), key=lambda pair: pair[1]):
         numbers = [row for row, _ in members]
@@ -87,7 +87,7 @@ def _key(row: Row, experts: tuple[int, ...] | None, images: dict[str, int]) -> b
 
     `images` numbers the images by their keys; the first token of an image stands for it.
     """
-    tokens = row.tokens[: row.action_positions[-1]].astype(np.int32)
+    tokens = row.tokens[: row.reads[-1] + 1].astype(np.int32)
     for each in row.images:
         tokens[each.place] = -1 - images.setdefault(each.image.key, len(images))
     if experts is None:

@@ -22,6 +22,7 @@ from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_path
 from agentrl.core.process import cuda_device_count
+from agentrl.learner.optimizer_table import OPTIMIZERS
 from agentrl.resolve.directories import default_directory
 from agentrl.resolve.ranks import holds_directory
 from agentrl.resolve.saved import AUTO
@@ -97,6 +98,18 @@ class TunePlan:
     def run_dir(self) -> Path:
         """The directory of the run."""
         return Path(self.settings.run.run_dir or "")
+
+    @property
+    def bf16(self) -> bool:
+        """True for training in bfloat16."""
+        optim = self.settings.optim
+        by_default = optim.dtype == "auto" and self.ranks.device == "cuda" and not OPTIMIZERS[optim.optimizer].whole
+        return "bfloat16" in (optim.dtype, optim.weight_dtype) or by_default
+
+    @property
+    def needs_deepspeed(self) -> bool:
+        """True where PyTorch alone does not train: on several ranks, with ZeRO, and in bfloat16."""
+        return self.ranks.num_ranks > 1 or bool(self.settings.optim.zero_stage) or self.bf16
 
     def to_json(self) -> str:
         """Return the plan as ``--dry-run`` prints it and ``config.json`` holds it; without ``resume``, which is no part of the run."""

@@ -23,7 +23,6 @@ from agentrl.config.tune import (
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
-from agentrl.core.process import cuda_device_count
 from agentrl.core.settings import flag, listed, refuse_set
 from agentrl.core.tokenizers import check_teacher
 from agentrl.learner.deepspeed.plan import check_dora
@@ -99,18 +98,6 @@ def _check_quality(template: str) -> None:
         )
 
 
-def _batches(method: Method, config: TuneConfig) -> None:
-    optim, ranks = config.optim, num_ranks(config)
-    if optim.batch_size % ranks:
-        raise ConfigError("--batch-size", optim.batch_size, f"is not divisible by {ranks} ranks", "Use a multiple of it.")
-    if optim.micro_batch_size and (optim.batch_size // ranks) % optim.micro_batch_size:
-        problem = f"does not divide the {optim.batch_size // ranks} rows that a rank has of a step"
-        raise ConfigError("--micro-batch-size", optim.micro_batch_size, problem, "Use a divisor of it.")
-    if method.command == "kto" and micro_batch(config) < 2:
-        problem = "leaves one row in a micro-batch, and the KL estimate of KTO needs at least 2"
-        raise ConfigError("--micro-batch-size", micro_batch(config), problem, "Raise it, or --batch-size.")
-
-
 def num_ranks(config: TuneConfig) -> int:
     """Return the number of ranks: those of torchrun or SLURM if one of them started this process, else ``--num-ranks``."""
     return world_size() if is_rank() else config.run.num_ranks
@@ -118,8 +105,7 @@ def num_ranks(config: TuneConfig) -> int:
 
 def micro_batch(config: TuneConfig) -> int:
     """Return the rows that go through the model at once on one rank."""
-    rows = config.optim.batch_size // num_ranks(config)
-    return config.optim.micro_batch_size or max(size for size in range(1, min(rows, MAX_MICRO) + 1) if rows % size == 0)
+    return config.optim.micro_batch_size or min(MAX_MICRO, -(-config.optim.batch_size // num_ranks(config)))
 
 
 def _optimizer(method: Method, config: TuneConfig) -> None:
@@ -146,22 +132,12 @@ def _lora(method: Method, config: TuneConfig) -> None:
         check_4bit(config.optim.zero_stage)
 
 
-def _dtypes(method: Method, config: TuneConfig) -> None:
+def _computation(method: Method, config: TuneConfig) -> None:
     optim = config.optim
+    if optim.liger_kernels:
+        raise ConfigError("--liger-kernels", True, "is not known to the learner, which has other kernels", "Leave it out.")
     if optim.weight_dtype == "bfloat16" and optim.dtype == "float32":
         raise ConfigError("--dtype", "float32", "computes in more digits than --weight-dtype bfloat16 holds", "Leave one of the two out.")
-    if optim.weight_dtype == "bfloat16" and optim.zero_stage:
-        problem = "keeps float32 weights beside those that it computes with"
-        raise ConfigError("--zero-stage", optim.zero_stage, problem, "Leave out --weight-dtype, or use --zero-stage 0.")
-
-
-def _liger(method: Method, config: TuneConfig) -> None:
-    if not config.optim.liger_kernels:
-        return
-    if not cuda_device_count():
-        raise ConfigError("--liger-kernels", True, "needs a GPU, and there is none", "Leave it out.")
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise ConfigError("--liger-kernels", True, "needs liger-kernel, which is not installed", "pip install liger-kernel")
 
 
 def _models(method: Method, config: TuneConfig) -> None:
@@ -199,6 +175,9 @@ def _chat_template(method: Method, config: TuneConfig) -> None:
 
 def _method(method: Method, config: TuneConfig) -> None:
     own = config.method
+    if method.command == "kto" and config.optim.batch_size < 2:
+        problem = "leaves one row in a step, and the KL estimate of KTO needs at least 2"
+        raise ConfigError("--batch-size", config.optim.batch_size, problem, "Raise it.")
     if isinstance(own, DpoMethodConfig):
         _check_dpo(own)
     if isinstance(own, DpoMethodConfig | KtoMethodConfig) and own.reference and config.lora.lora_rank:
@@ -236,6 +215,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _batches, _optimizer, _ranks, _lora, _dtypes, _liger),
+    *(_packages, _data, _optimizer, _ranks, _lora, _computation),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )

@@ -6,7 +6,6 @@ template that writes earlier turns in another way once a later one follows gives
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from array import array
 from collections import Counter, deque
@@ -373,30 +372,3 @@ def _marked(codec: TextCodec, ids: Sequence[int], labels: Sequence[Any]) -> str:
 
 class ImageError(ValueError):
     """Images of a row that cannot be used."""
-
-
-def pack(rows: Sequence[Row], max_length: int) -> list[Row]:
-    """Put rows together into rows of at most `max_length` tokens: the longest first, each where the least room is left that it fits into.
-
-    The column ``seq_lengths`` says where rows begin, so that positions start again and rows do not attend to each other.
-    """
-    bins: list[list[Row]] = []
-    room: list[tuple[int, int]] = []  # room left in each bin, and its number, ascending
-    for row in sorted(rows, key=lambda row: -len(row["input_ids"])):
-        length = len(row["input_ids"])
-        at = bisect.bisect_left(room, (length, -1))
-        if at == len(room):
-            bins.append([])
-            left, number = max_length, len(bins) - 1
-        else:
-            left, number = room.pop(at)
-        bins[number].append(row)
-        bisect.insort(room, (left - length, number))
-    return [
-        {
-            "input_ids": [token for row in each for token in row["input_ids"]],
-            "labels": [label for row in each for label in row["labels"]],
-            "seq_lengths": [len(row["input_ids"]) for row in each],
-        }
-        for each in bins
-    ]

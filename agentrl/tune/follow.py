@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from agentrl.config.methods import COMMON, LOWER_IS_BETTER, Method
-from agentrl.config.tune import TuneEvalConfig, TuneRunConfig
-from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
-from agentrl.core.files import remove_directory, replace_directory, temporary_directory, write_manifest
-from agentrl.core.language_models import copy_processor
 from agentrl.core.process import handling_signals
-from agentrl.tune.directory import PREFIX, checkpoints_in
 
 
 class Stop:
@@ -68,26 +61,26 @@ class Rows:
         self._sinks, self._epochs_per_step = sinks, batch_size / epoch_rows
         self._step, self._row = 0, dict[str, float]()
 
-    def trained(self, step: int, logs: Mapping[str, Any], seconds: float) -> None:
-        """Begin the row of a step."""
+    def trained(self, step: int, metrics: Mapping[str, float], *, tokens: float, seconds: float) -> None:
+        """Begin the row of a step, up to which so many tokens were read, and so many seconds went by."""
         self.flush()
-        self._step, self._row = step, {"epoch": step * self._epochs_per_step, **self._named(logs), "time_s": seconds}
-        if "num_input_tokens_seen" in logs:
-            self._row["tokens"] = float(logs["num_input_tokens_seen"])
+        own = {**self._named(metrics), "time_s": seconds, "tokens": tokens}
+        self._step, self._row = step, {"epoch": step * self._epochs_per_step, **own}
 
-    def measured(self, step: int, logs: Mapping[str, Any]) -> dict[str, float]:
-        """Add the metrics of an evaluation after a step, and return them by their names without ``eval/``."""
+    def measured(self, step: int, metrics: Mapping[str, float], *, seconds: float) -> dict[str, float]:
+        """Add the metrics of an evaluation after a step, which took so many seconds, and return those of the method."""
         if step != self._step:
             self.flush()
             self._step = step
-        found = self._named({name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")})
-        if "eval_runtime" in logs:
-            self._row["eval/seconds"] = float(logs["eval_runtime"])
-        self._row |= {f"eval/{name}": value for name, value in found.items()}
+        found = self._named(metrics)
+        self._row |= {"eval/seconds": seconds, **{f"eval/{name}": value for name, value in found.items()}}
         return found
 
-    def _named(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        return {name: float(logs[name]) for name in self._names if isinstance(logs.get(name), int | float)}
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        margin = {}
+        if "reward/chosen" in metrics and "reward/rejected" in metrics:
+            margin["margin"] = metrics["reward/chosen"] - metrics["reward/rejected"]
+        return {name: value for name, value in {**margin, **metrics}.items() if name in self._names}
 
     def note(self, **values: float) -> None:
         """Add metrics to the row of the step."""
@@ -132,93 +125,3 @@ class Best:
             return None
         self._value, self.since = value, 0
         return value
-
-
-def save_model(trainer: Any, folder: Path) -> None:
-    """Write the model with its tokenizer into a folder, whole or not at all; every rank calls it."""
-    first = trainer.is_world_process_zero()
-    # The other ranks need only the name; the first one makes the directory.
-    partial = folder.with_name(f".{folder.name}.partial")
-    if first:
-        partial = temporary_directory(folder)
-    # No rank writes before the directory is there, and it gets its name only when all have written.
-    trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(partial))
-    trainer.accelerator.wait_for_everyone()
-    if first:
-        copy_processor(trainer.model, partial)
-        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nothing here reads
-        shutil.rmtree(partial / "original", ignore_errors=True)
-        if holds_adapter(partial) and trainer.model.can_generate():  # peft writes the weights alone
-            trainer.model.generation_config.save_pretrained(partial)
-        replace_directory(partial, folder)
-    trainer.accelerator.wait_for_everyone()
-
-
-class Follower(TrainerCallback):  # type: ignore[misc]
-    """Steers a trainer of transformers by our settings, and passes its metrics on.
-
-    Args:
-        rows: Takes the metrics.
-        best: Keeps the best model.
-        stop: Asks for an early end.
-        run: How often checkpoints are written, and how many stay.
-        evaluation: How often the model is evaluated, and when that ends the run.
-        evaluates: There are rows to evaluate on.
-        clock: Seconds since the run began.
-    """
-
-    def __init__(
-        self,
-        rows: Rows,
-        best: Best,
-        stop: Stop,
-        run: TuneRunConfig,
-        evaluation: TuneEvalConfig,
-        *,
-        evaluates: bool,
-        clock: Callable[[], float],
-    ) -> None:
-        self.rows, self._best, self._stop, self._run = rows, best, stop, run
-        self._eval_every, self._evaluates, self._clock = evaluation.eval_every, evaluates, clock
-        self._patience = evaluation.early_stopping
-        self.trainer: Any = None
-        self.stopped = False
-        self.settled = False  # early stopping ended the run
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> Any:
-        """Decide what follows the step."""
-        last = state.global_step >= state.max_steps
-        control.should_log = True
-        if self._evaluates:
-            control.should_evaluate = last or bool(self._eval_every and state.global_step % self._eval_every == 0)
-        if self._run.save_every and (last or state.global_step % self._run.save_every == 0):
-            control.should_save = True
-        if self._stop.agreed() and not last:
-            self.stopped = control.should_training_stop = control.should_save = True
-        return control
-
-    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Seal the checkpoint with a manifest when all ranks have written their parts of it; only then remove older ones."""
-        self.rows.flush()
-        self.trainer.accelerator.wait_for_everyone()
-        if state.is_world_process_zero:
-            folder = Path(args.output_dir)
-            write_manifest(folder / f"{PREFIX}{state.global_step}")
-            for path in checkpoints_in(folder)[: -self._run.keep_checkpoints]:
-                remove_directory(path)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **rest: Any) -> None:
-        """Take the metrics of a step or of an evaluation."""
-        if not logs or "train_loss" in logs:  # the last: those of the whole run
-            return
-        if any(name.startswith("eval_") for name in logs):
-            metrics = self.rows.measured(state.global_step, logs)
-            if (value := self._best.better(metrics)) is not None:
-                self.rows.note(**{"eval/best": value, "eval/best_step": float(state.global_step)})
-                save_model(self.trainer, self._best.folder)
-            elif self._patience and self._best.since >= self._patience and state.global_step < state.max_steps:
-                self.settled = control.should_training_stop = True
-                control.should_save = bool(self._run.save_every)
-        else:
-            self.rows.trained(state.global_step, logs, self._clock())

@@ -31,11 +31,13 @@ def follow_launcher() -> None:
 
 
 @contextmanager
-def joined(device: Literal["cpu", "cuda"], zero_stage: int) -> Iterator[Ranks | None]:
-    """Within the block, this process is one of the ranks; `None` where it is alone and needs no DeepSpeed."""
+def joined(device: Literal["cpu", "cuda"], *, deepspeed: bool) -> Iterator[Ranks]:
+    """Within the block, this process is one of the ranks; a process that is alone needs DeepSpeed only where it is asked for."""
     os.environ["DS_ACCELERATOR"] = device
-    if not is_rank() and not zero_stage:
-        yield None
+    if not is_rank() and not deepspeed:
+        from agentrl.learner.plain.ranks import join as join_alone
+
+        yield join_alone(0, 1, device=device)
         return
     from agentrl.learner.deepspeed.ranks import join
 

@@ -17,7 +17,7 @@ from agentrl.rollout.plan import ModelConfig
 from agentrl.rollout.template import ChatTemplate
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.data import Examples
-from agentrl.tune.encode import Encoder, pack, render
+from agentrl.tune.encode import Encoder, render
 from agentrl.tune.row_cache import Kept, cached
 from agentrl.tune.row_table import Row, as_rows, fingerprint
 
@@ -53,9 +53,7 @@ class Prepared:
         return [len(part) for part in self.parts]
 
 
-def prepare(
-    examples: Examples, data: TuneDataConfig, model: ModelConfig, images: ImageConfig, method: MethodConfig, *, num_ranks: int
-) -> Prepared:
+def prepare(examples: Examples, data: TuneDataConfig, model: ModelConfig, images: ImageConfig, method: MethodConfig) -> Prepared:
     """Make token ids of the examples.
 
     Raises:
@@ -66,7 +64,7 @@ def prepare(
     def make() -> Kept:
         codec, reader = TextCodec(tokenizer), image_reader(model, images)
         encoder, evaluation = (Encoder(codec, data, model, method, reader) for _ in range(2))
-        return _encoded(examples, encoder, evaluation, data, packing=getattr(method, "packing", False), num_ranks=num_ranks)
+        return _encoded(examples, encoder, evaluation, data)
 
     with without_collections():
         found = cached(examples, tokenizer, data, model, method, make)
@@ -75,15 +73,11 @@ def prepare(
     return Prepared(found.parts, found.held_out, notes["counts"], samples, ends, examples.notes, notes["fingerprint"])
 
 
-def _encoded(examples: Examples, encoder: Encoder, evaluation: Encoder, data: TuneDataConfig, *, packing: bool, num_ranks: int) -> Kept:
+def _encoded(examples: Examples, encoder: Encoder, evaluation: Encoder, data: TuneDataConfig) -> Kept:
     """Return the rows of examples, and what is noted of them."""
     parts: Any = tuple(encoder.encode(part) for part in examples.parts)
     samples = [render(encoder.codec, row) for row in parts[0][:SAMPLES]]
     held_out: Any = evaluation.encode(examples.held_out, "--eval-data") if examples.held_out else ()
-    _check_images([row for part in (*parts, held_out) for row in part], data.data, packing=packing, num_ranks=num_ranks)
-    if packing:
-        parts = tuple(pack(part, data.max_length) for part in parts)
-        held_out = pack(held_out, data.max_length)
     tables, held = tuple(as_rows(part) for part in parts), as_rows(held_out)
     notes = {
         "counts": {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)},
@@ -97,16 +91,6 @@ def _encoded(examples: Examples, encoder: Encoder, evaluation: Encoder, data: Tu
 def image_reader(model: ModelConfig, images: ImageConfig) -> ImageReader | None:
     """Return the reader of the images of rows; `None` for a model that reads text only."""
     return open_reader(model_path(model.model), images, trust_remote_code=model.trust_remote_code)
-
-
-def _check_images(rows: Sequence[Row], data: str, *, packing: bool, num_ranks: int) -> None:
-    """Raise `ConfigError` for rows with images that cannot be trained so."""
-    with_images = sum("images" in row for row in rows)
-    if with_images and packing:
-        raise ConfigError("--packing", True, f"cannot pack the {with_images} rows that have images", "Leave it out.")
-    if 0 < with_images < len(rows) and num_ranks > 1:
-        problem = f"{with_images} of {len(rows)} rows have images, and ranks sum gradients of the same parameters in each step"
-        raise ConfigError("--data", data, problem, "Train on one rank, or on rows that all have images.")
 
 
 def make_tokenizer(model: ModelConfig, end: str) -> Any:

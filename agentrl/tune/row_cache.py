@@ -34,7 +34,7 @@ KEPT = 16
 OFF = "none"
 ELSEWHERE = frozenset({"data", "data_probs", "data_split", "eval_data", "eval_split", "eval_size", "bad_rows", "max_bad_rows", "shuffle"})
 """Settings of the data that do not change the tokens of an example."""
-METHOD = ("train_on", "packing", "step_separator", "last_step_only")
+METHOD = ("train_on", "step_separator", "last_step_only")
 """Settings of methods that do."""
 
 

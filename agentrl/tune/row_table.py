@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 Row = dict[str, Any]
-"""Columns of one training row, of which `agentrl.tune.trainer.Collator` makes batches."""
+"""Columns of one training row, of which `agentrl.tune.learner_rows.RowMaker` makes rows for the learner."""
 
 
 class RowTable(Sequence[Row]):

@@ -59,11 +59,11 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     directory = open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
     prepared = encoded(plan, examples)
     directory.check_data(prepared.fingerprint)
-    with launch.joined(plan.ranks.device, plan.settings.optim.zero_stage):
+    with launch.joined(plan.ranks.device, deepspeed=plan.needs_deepspeed) as ranks:
         # Imports DeepSpeed, which reads the kind of device that `joined` has set.
         from agentrl.tune.training import train
 
-        return train(plan, prepared, directory, stop, started_s)
+        return train(plan, prepared, directory, stop, started_s, ranks)
 
 
 def read(plan: TunePlan) -> Examples:
@@ -81,7 +81,7 @@ def read(plan: TunePlan) -> Examples:
 def encoded(plan: TunePlan, examples: Examples) -> Prepared:
     """Make token ids of the examples of a run; see `agentrl.tune.prepare.prepare`."""
     settings = plan.settings
-    return prepare(examples, settings.data, settings.model, settings.images, settings.method, num_ranks=plan.ranks.num_ranks)
+    return prepare(examples, settings.data, settings.model, settings.images, settings.method)
 
 
 def _run_ranks(plan: TunePlan) -> TuneResult:

@@ -1,35 +1,34 @@
-"""The heavy half of a run: the trainer of its method, trained, followed, saved and summed up."""
+"""The heavy half of a run: its models loaded, trained, saved and summed up."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable
 
 import transformers
 from rich.console import Console
-from transformers import PrinterCallback
 
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path
+from agentrl.learner.ranks import Ranks
 from agentrl.resolve.ranks import is_first
 from agentrl.resolve.tune import TunePlan
 from agentrl.track.console import make_display, open_console
 from agentrl.track.recorders import LaunchRecorder
 from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
-from agentrl.tune.build import arguments, build_trainer, record_ends
 from agentrl.tune.data import drawing_order, epoch_size
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoint_step, checkpoints_in
-from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
+from agentrl.tune.follow import Best, Rows, Stop
+from agentrl.tune.loop import Loop, save_model, start
 from agentrl.tune.prepare import Prepared, make_tokenizer, num_steps
 from agentrl.tune.row_table import Drawn
-from agentrl.tune.samples import RowRecorder, rows_to_record
+from agentrl.tune.samples import rows_to_record
 from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tune_summary
 
 _log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ SHOWN = 3000
 """Characters up to which all samples are shown before training begins; of longer ones the first, whole."""
 
 
-def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Stop | None, started_s: float) -> TuneResult:
+def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Stop | None, started_s: float, ranks: Ranks) -> TuneResult:
     """Train on prepared rows as one of the ranks, of which the first writes ``summary.json``, and return the result.
 
     Raises:
@@ -72,9 +71,9 @@ def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Sto
         with (stop or Stop()).on_signals() as asked:
             rows = Rows(method, sinks, epoch_rows=epoch_rows, batch_size=settings.optim.batch_size)
             best = Best(settings.eval.keep_best, directory.path / "best", directory.rows)
-            evaluates, clock = bool(prepared.held_out), lambda: time.monotonic() - started_s
-            follower = Follower(rows, best, asked, settings.run, settings.eval, evaluates=evaluates, clock=clock)
-            status = _train(plan, prepared, directory, steps, follower, display)
+            following = rows, best, asked, lambda: time.monotonic() - started_s
+            stage = (lambda text: None) if display is None else display.on_stage
+            status = _train(plan, prepared, directory, steps, ranks, following, stage)
     finally:
         found = summary.build(run_dir=directory.path, wall_s=time.monotonic() - started_s, status=status, data=prepared.counts)
         if is_first():
@@ -87,45 +86,32 @@ def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Sto
     return TuneResult(status=status, run_dir=directory.path, model=model, steps=found["steps"], metrics=summary.latest, summary=found)
 
 
-def _train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, steps: int, follower: Follower, display: Any) -> str:
-    """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
-    settings, run = plan.settings, plan.settings.run
-    order = drawing_order(prepared.sizes, steps * settings.optim.batch_size, settings.data, run.seed)
-    tokenizer = make_tokenizer(settings.model, settings.data.eos_token)
-    given = arguments(plan, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
+def _train(
+    plan: TunePlan,
+    prepared: Prepared,
+    directory: RunDirectory,
+    steps: int,
+    ranks: Ranks,
+    following: tuple[Rows, Best, Stop, Callable[[], float]],
+    stage: Callable[[str], None],
+) -> str:
+    """Load the models, train, and save the model; return ``finished`` or ``interrupted``."""
+    settings = plan.settings
+    order = drawing_order(prepared.sizes, steps * settings.optim.batch_size, settings.data, settings.run.seed)
+    state = start(plan, prepared, directory, steps, ranks, make_tokenizer(settings.model, settings.data.eos_token))
     try:
-        trainer = build_trainer(plan, given, tokenizer, Drawn(prepared.parts, order), prepared.held_out or None)
-        # Before training, so that checkpoints and the best model hold these tokens too.
-        record_ends(trainer.model, tokenizer, prepared.ends)
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(follower)
-        follower.trainer = trainer
-        if count := run.record_rows:
-            trainer.add_callback(RowRecorder(trainer, rows_to_record(prepared, order, count), directory))
-        if display is not None:
-            display.on_stage("first step")
-        trainer.train(resume_from_checkpoint=str(directory.checkpoint) if directory.checkpoint else None)
-        follower.rows.flush()
-        if follower.stopped:
-            return "interrupted"
-        if follower.settled and display is not None:
-            display.on_stage(
-                f"ending, because the last {settings.eval.early_stopping} evaluations have no better {settings.eval.keep_best}"
-            )
-        save_model(trainer, directory.path / "model")
+        stage("first step")
+        count = settings.run.record_rows
+        recorded = rows_to_record(prepared, order, count) if count else ()
+        status = Loop(plan, prepared, directory, state, *following, recorded).train(Drawn(prepared.parts, order), steps)
+        if status == "interrupted":
+            return status
+        if status == "settled":
+            stage(f"ending, because the last {settings.eval.early_stopping} evaluations have no better {settings.eval.keep_best}")
+        save_model(state, directory.path / "model")
         return "finished"
     finally:
-        _forget()
-
-
-def _forget() -> None:
-    """Let another run in this process begin afresh: accelerate and transformers keep what the first one asked for."""
-    from accelerate.state import AcceleratorState
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # transformers sets it for a run with DeepSpeed, and leaves it to the next
-    unset_hf_deepspeed_config()
-    AcceleratorState._reset_state(reset_partial_state=True)
+        state.models.policy.close()
 
 
 def _quiet() -> None:

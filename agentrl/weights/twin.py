@@ -77,7 +77,9 @@ def twin_of(model: nn.Module) -> Any:
             return made
     text = config.get_text_config()
     try:
-        return _frozen(twin_config(text), type(model) if text.model_type == config.model_type else model_class(text))
+        # The twin of a reward model is the language model of its family.
+        own = text.model_type == config.model_type and model.get_output_embeddings() is not None  # type: ignore[operator]
+        return _frozen(twin_config(text), type(model) if own else model_class(text))
     except Exception:  # code of any model's author: a configuration in other words, or sizes that do not go together
         return None
 

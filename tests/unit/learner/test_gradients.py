@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentrl.core.types import Group, Status
-from agentrl.learner.batch import Row, collate
+from agentrl.learner.batch import TurnRow, collate
 from tests.learner_support import CollectingSender, action_targets, gradients, largest_difference, make_groups, make_settings, row_scores
 
 GROUPS = make_groups(5, 3, seed=1)
@@ -24,7 +24,7 @@ def plain_gradients(
     trained: torch.Tensor | None = None,
     *,
     groups: tuple[Group, ...] = GROUPS,
-    prepare: Callable[[Any, Row], None] = lambda model, row: None,
+    prepare: Callable[[Any, TurnRow], None] = lambda model, row: None,
 ) -> dict[str, torch.Tensor]:
     """Policy gradient with group-normalised advantages and truncated weights, from the formula, one row at a time.
 
@@ -198,10 +198,10 @@ def test_a_failed_member_changes_no_other_group(tiny_model: str) -> None:
 
 
 def test_old_from_the_same_pass_equals_old_computed_before(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.learner.step import TrainingStep
+    from agentrl.learner.policy_objective import PolicyObjective
 
     fused = gradients(make_settings(tiny_model), GROUPS)
-    monkeypatch.setattr(TrainingStep, "_old_scores_are_needed", lambda self, updates: True)
+    monkeypatch.setattr(PolicyObjective, "_old_scores_are_needed", lambda self, updates: True)
     assert largest_difference(fused, gradients(make_settings(tiny_model), GROUPS)) == 0.0
 
 

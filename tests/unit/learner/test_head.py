@@ -199,9 +199,9 @@ def test_zero_3_gathers_the_head_once_in_each_direction(untied_model: Any, monke
     fetched_at_start: list[int] = []
     from agentrl.learner.step import TrainingStep
 
-    run = TrainingStep.run
+    train = TrainingStep.train
     monkeypatch.setattr(PartitionedParameterCoordinator, "fetch_sub_module", count)
-    monkeypatch.setattr(TrainingStep, "run", lambda self: (fetched_at_start.append(fetched.count((64, 32))), run(self))[1])
+    monkeypatch.setattr(TrainingStep, "train", lambda *args: (fetched_at_start.append(fetched.count((64, 32))), train(*args))[1])
     assert largest_difference(whole, gradients(settings, groups)) < 1e-5
     assert fetched.count(torch.Size((64, 32))) - fetched_at_start[0] == 2
 

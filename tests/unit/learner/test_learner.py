@@ -72,7 +72,7 @@ def test_training_raises_the_probability_of_what_was_rewarded(tiny_model: str) -
 
 def spoil_losses(patch: pytest.MonkeyPatch, factor: float) -> None:
     """Multiply the policy's loss, and with it every gradient."""
-    patch.setattr("agentrl.learner.step.shares", lambda *args, **kwargs: shares(*args, **kwargs) * factor)
+    patch.setattr("agentrl.learner.policy_objective.shares", lambda *args, **kwargs: shares(*args, **kwargs) * factor)
 
 
 @pytest.mark.row(11, "a gradient of NaN, ZeRO stage {stage}, {dtype}")

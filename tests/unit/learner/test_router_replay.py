@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from agentrl.core.errors import BatchError, ConfigError
 from agentrl.core.types import Group
-from agentrl.learner.batch import Row, collate
+from agentrl.learner.batch import TurnRow, collate
 from agentrl.learner.learner import LearnerRank
 from agentrl.learner.trees import share_prefixes
 from agentrl.weights.routers import Routers
@@ -44,7 +44,7 @@ def expected(experts_model: str) -> dict[str, Tensor]:
     return plain_gradients(experts_model, groups=GROUPS, prepare=force)
 
 
-def force(model: Any, row: Row) -> None:
+def force(model: Any, row: TurnRow) -> None:
     """Make the routers of Qwen3-MoE take the experts of a row, by their formula: softmax, those of the experts, divided by their sum."""
     experts = row.experts
     assert experts is not None
@@ -130,7 +130,7 @@ def test_prompts_with_different_experts_are_not_shared() -> None:
 def test_experts_of_too_few_tokens_are_an_error() -> None:
     turn = GROUPS[0].trajectories[0].turns[0]
     assert turn.experts is not None
-    row = Row(turns=(replace(turn, experts=turn.experts[1:]),), branch=0, trajectory_id="0-0", episode_id="0-0")
+    row = TurnRow(turns=(replace(turn, experts=turn.experts[1:]),), branch=0, trajectory_id="0-0", episode_id="0-0")
     with pytest.raises(BatchError, match="trajectory 0-0: turn 0 has experts of"):
         _ = row.experts
 

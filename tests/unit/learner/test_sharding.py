@@ -15,16 +15,16 @@ def test_balance_gives_the_largest_to_the_emptiest() -> None:
 
 
 def test_pad_sorts_by_length_and_counts_padding() -> None:
-    assert pad([10, 3, 9, 4, 20], [0, 1, 2, 3, 4], 20) == [(4,), (0, 2), (3, 1)]
+    assert pad([10, 3, 9, 4, 20], [(0,), (1,), (2,), (3,), (4,)], 20) == [(4,), (0, 2), (3, 1)]
 
 
 def test_short_rows_are_not_padded_to_long_ones_where_it_would_cost_much() -> None:
-    assert pad([512, 512, 400, 100], [0, 1, 2, 3], 10**6) == [(0, 1, 2), (3,)]
-    assert pad([50, 40, 3], [0, 1, 2], 10**6) == [(0, 1, 2)]
+    assert pad([512, 512, 400, 100], [(0,), (1,), (2,), (3,)], 10**6) == [(0, 1, 2), (3,)]
+    assert pad([50, 40, 3], [(0,), (1,), (2,)], 10**6) == [(0, 1, 2)]
 
 
 def test_a_row_beyond_the_budget_goes_alone() -> None:
-    assert pad([30, 2, 2], [0, 1, 2], 8) == [(0,), (1, 2)]
+    assert pad([30, 2, 2], [(0,), (1,), (2,)], 8) == [(0,), (1, 2)]
 
 
 def test_every_rank_runs_equally_many_micro_batches() -> None:
@@ -48,7 +48,7 @@ def test_no_more_updates_than_groups() -> None:
 
 
 def test_packing_fills_up_without_padding() -> None:
-    assert pack([6, 5, 4, 3, 20], [0, 1, 2, 3, 4], 10) == [(4,), (0, 2), (1, 3)]
+    assert pack([6, 5, 4, 3, 20], [(0,), (1,), (2,), (3,), (4,)], 10) == [(4,), (0, 2), (1, 3)]
 
 
 def test_a_packed_plan_needs_no_more_micro_batches_than_tokens_ask_for() -> None:

@@ -18,7 +18,7 @@ from agentrl.config.tune import (
 from agentrl.core.errors import DataError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.encode import Encoder, pack, render
+from agentrl.tune.encode import Encoder, render
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
 from agentrl.tune.row_table import Row, fingerprint
 from agentrl.tune.row_text import IGNORED, SHORT, RowOfTurns, TextBatch
@@ -189,15 +189,6 @@ def test_a_step_is_judged_at_the_last_token_of_its_separator(codec: TextCodec):
     last = ProcessRewardModelConfig(method=ProcessMethodConfig(last_step_only=True))
     (row,) = encoder_of(codec, last).encode([example])
     assert [label for label in row["labels"] if label != IGNORED] == [0.0]
-
-
-def test_packing_keeps_every_token_once_and_no_row_is_longer_than_it_may_be():
-    rows = [{"input_ids": [index] * length, "labels": [index] * length} for index, length in enumerate([5, 9, 3, 2, 10, 1, 6])]
-    packed = pack(rows, 10)
-    assert all(len(row["input_ids"]) == sum(row["seq_lengths"]) <= 10 for row in packed)
-    assert sorted(token for row in packed for token in row["input_ids"]) == sorted(token for row in rows for token in row["input_ids"])
-    assert len(packed) == 4  # 36 tokens do not fit into fewer
-    assert [row["seq_lengths"] for row in packed] == [[10], [9, 1], [6, 3], [5, 2]]
 
 
 def test_the_hash_of_rows_sees_order_names_and_values():

@@ -9,8 +9,10 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from agentrl.env.images import image_text
-from agentrl.tune.objectives import label_logits
-from agentrl.tune.trainer import Collator
+from agentrl.learner.layout import Layout
+from agentrl.learner.models import PolicyModel
+from agentrl.learner.trees import one_row_bundles
+from agentrl.tune.learner_rows import RowMaker
 from tests.image_support import picture, reader_of
 from tests.vision_families import REQUIRED, make_family, own_arguments
 
@@ -29,7 +31,9 @@ def test_rows_are_computed_as_the_model_computes_each(family: str, tmp_path: Pat
         rows.append({"input_ids": ids, "labels": [-100] * behind + ids[behind:], "images": names})
         tokens = torch.tensor(ids)[None]
         with torch.no_grad():
-            expected.append(model(input_ids=tokens, **own_arguments(reader, images, tokens)).logits[0, behind - 1 : -1])
+            logits = model(input_ids=tokens, **own_arguments(reader, images, tokens)).logits[0, behind - 1 : -1]
+        expected.append(logits.log_softmax(-1).gather(-1, tokens[0, behind:, None])[:, 0])
+    made = RowMaker("sft", reader)(rows)
     with torch.no_grad():
-        found, _ = label_logits(model, Collator(0, reader)(rows))
+        found = PolicyModel(model, samples=False)(Layout(made).micro_batch(one_row_bundles(made), packed=False))[0]
     assert (found - torch.cat(expected)).abs().max() < 1e-4

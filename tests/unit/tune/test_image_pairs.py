@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from agentrl.algo.objectives.dpo import DpoOptions
+from agentrl.algo.objectives.kto import KtoOptions
+from agentrl.algo.objectives.orpo import OrpoOptions
+from agentrl.algo.objectives.reward_model import RewardModelOptions
+from agentrl.algo.plan import AlgoConfig
 from agentrl.config.methods import METHODS
 from agentrl.config.tune import DpoConfig, KtoConfig, LabelledDataConfig, ModelConfig, PairsDataConfig, RewardDataConfig, StepsDataConfig
 from agentrl.core.errors import DataError, EnvResultError
@@ -18,27 +22,29 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.env.images import image_text
 from agentrl.env.plan import ImageConfig
 from agentrl.learner.dropout import disable_dropout
+from agentrl.learner.engine import join
+from agentrl.learner.plan import LearnerConfig
+from agentrl.learner.settings import LearnerSettings, ObjectiveSettings
+from agentrl.learner.state import load_state
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune.build import adapter
 from agentrl.tune.encode import render
 from agentrl.tune.forms import PARSERS, Labelled, Pair, labelled, pair, steps
-from agentrl.tune.objectives import OBJECTIVES, Measured
+from agentrl.tune.learner_rows import RowMaker
 from agentrl.tune.prepare import image_reader
 from agentrl.tune.row_images import RowError
 from agentrl.tune.row_table import Row, as_rows, fingerprint
-from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of
 from tests.unit.tune.plans import encoder_of
 
 PICTURES = [image_text(picture(seed)) for seed in range(3)]
 ASKED = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
 CONFIGS: dict[str, Any] = {"dpo": DpoConfig, "orpo": DpoConfig, "reward-model": DpoConfig, "kto": KtoConfig}
-OWN: dict[str, dict[str, Any]] = {
-    "dpo": {"loss": "sigmoid", "beta": 0.5, "label_smoothing": 0.0},
-    "orpo": {"beta": 0.25},
-    "kto": {"beta": 0.5, "desirable_weight": 1.5, "undesirable_weight": 0.5},
-    "reward-model": {"center_rewards_coefficient": 0.1},
+OWN: dict[str, Any] = {
+    "dpo": DpoOptions(beta=0.5),
+    "orpo": OrpoOptions(beta=0.25),
+    "kto": KtoOptions(beta=0.5, desirable_weight=1.5, undesirable_weight=0.5),
+    "reward-model": RewardModelOptions(center_rewards_coefficient=0.1),
 }
 
 
@@ -104,13 +110,22 @@ def logprob(of: Any, reader: ImageReader, row: Row, answer: list[int]) -> tuple[
     return float(sum(found[len(prompt) - 1 + at, token] for at, token in enumerate(answer))), len(answer)
 
 
-@torch.no_grad()
-def measured(method: str, reader: ImageReader, path: str, rows: list[Row]) -> Measured:
+def measured(method: str, reader: ImageReader, path: str, rows: list[Row]) -> float:
+    """The loss of a step on rows, by the learner."""
     scores = method == "reward-model"
-    frozen = model(path, 2) if method in ("dpo", "kto") else None
-    batch = Collator(load_tokenizer(path).pad_token_id, reader)(rows)
-    found: Measured = OBJECTIVES[method](SimpleNamespace(**OWN[method]), frozen, model(path, 1, scores=scores), batch)
-    return found
+    chosen = ObjectiveSettings(
+        name=method,
+        options=OWN[method],
+        reference=path if method in ("dpo", "kto") else "",
+        task="SEQ_CLS" if scores else "CAUSAL_LM",
+    )
+    learner = LearnerConfig(learner_backend="torch", zero_stage=0, train_vision=True)
+    settings = LearnerSettings(model=path, learner=learner, algo=AlgoConfig(), num_steps=1, max_new_tokens=0, objective=chosen)
+    state = load_state(settings, join("torch", 0, 1, device="cpu"))
+    pairs = [(state.policy, model(path, 1, scores=scores)), *([(state.models.reference.model, model(path, 2))] if chosen.reference else [])]
+    for own, other in pairs:
+        own.load_state_dict(other.state_dict())
+    return state.evaluate_rows(0, [RowMaker(method, reader)(rows)])["loss"]
 
 
 def minus_log_sigmoid(value: float) -> float:
@@ -126,9 +141,9 @@ def test_dpo_is_that_of_log_ratios_on_the_rows_own_pictures(codec: TextCodec, re
     rows = encoded(codec, reader, "dpo", data("dpo"))
     good, bad = (ratios(reader, vision_model, rows, [row[name] for row in rows]) for name in ("chosen_ids", "rejected_ids"))
     expected = [minus_log_sigmoid(0.5 * (a - b)) for a, b in zip(good, bad, strict=True)]
-    assert measured("dpo", reader, vision_model, rows).losses.tolist() == pytest.approx(expected, abs=1e-4)
+    assert measured("dpo", reader, vision_model, rows) == pytest.approx(sum(expected) / len(expected), abs=1e-4)
     swapped = [{**row, "images": other["images"]} for row, other in zip(rows[:2], reversed(rows[:2]), strict=True)]
-    assert measured("dpo", reader, vision_model, swapped).losses.tolist() != pytest.approx(expected[:2], abs=1e-4)
+    assert measured("dpo", reader, vision_model, swapped) != pytest.approx(sum(expected[:2]) / 2, abs=1e-4)
 
 
 def test_orpo_is_that_of_odds_on_the_rows_own_pictures(codec: TextCodec, reader: ImageReader, vision_model: str) -> None:
@@ -137,7 +152,7 @@ def test_orpo_is_that_of_odds_on_the_rows_own_pictures(codec: TextCodec, reader:
     likelihood = -sum(total for total, _ in good) / sum(count for _, count in good)
     odds = [[mean - math.log1p(-math.exp(mean)) for mean in (total / count for total, count in side)] for side in (good, bad)]
     expected = [likelihood + 0.25 * minus_log_sigmoid(a - b) for a, b in zip(*odds, strict=True)]
-    assert measured("orpo", reader, vision_model, rows).losses.tolist() == pytest.approx(expected, abs=1e-4)
+    assert measured("orpo", reader, vision_model, rows) == pytest.approx(sum(expected) / len(expected), abs=1e-4)
 
 
 def test_kto_compares_with_answers_to_other_pictures(codec: TextCodec, reader: ImageReader, vision_model: str) -> None:
@@ -149,7 +164,7 @@ def test_kto_compares_with_answers_to_other_pictures(codec: TextCodec, reader: I
     for row, ratio in zip(rows, own, strict=True):
         sign, weight = (1, 1.5) if row["label"] else (-1, 0.5)
         expected.append(weight * (1 - 1 / (1 + math.exp(-sign * 0.5 * (ratio - divergence)))))
-    assert measured("kto", reader, vision_model, rows).losses.tolist() == pytest.approx(expected, abs=1e-4)
+    assert measured("kto", reader, vision_model, rows) == pytest.approx(sum(expected) / len(expected), abs=1e-4)
 
 
 def test_a_reward_model_scores_the_last_token_behind_its_pictures(codec: TextCodec, reader: ImageReader, vision_model: str) -> None:
@@ -161,7 +176,7 @@ def test_a_reward_model_scores_the_last_token_behind_its_pictures(codec: TextCod
             pair_of = [given(reader, row["images"], row["prompt_ids"] + row[name]) for name in ("chosen_ids", "rejected_ids")]
             rewards.append([float(judge.score(judge.model(**each).last_hidden_state[0, -1])) for each in pair_of])
     expected = [minus_log_sigmoid(good - bad) + 0.1 * (good + bad) ** 2 for good, bad in rewards]
-    assert measured("reward-model", reader, vision_model, rows).losses.tolist() == pytest.approx(expected, abs=1e-4)
+    assert measured("reward-model", reader, vision_model, rows) == pytest.approx(sum(expected) / len(expected), abs=1e-4)
 
 
 def test_a_prompt_has_the_tokens_of_its_pictures_and_answers_are_cut_behind_them(codec: TextCodec, reader: ImageReader) -> None:
@@ -227,17 +242,3 @@ def test_the_size_and_the_number_of_pictures_have_limits(vision_model: str) -> N
         small.read_here(PICTURES[:1])
     with pytest.raises(EnvResultError, match=r"3 images are more than 2 \(--max-images\)"):
         small.expand([small.placeholder] * 3, reader_of(vision_model).read_here(PICTURES))
-
-
-def test_adapters_are_put_beside_layers_of_text_alone(vision_model: str) -> None:
-    from peft import get_peft_model
-    from transformers import AutoModelForImageTextToText
-
-    from agentrl.learner.lora import outside_text
-    from agentrl.learner.plan import LoraConfig
-
-    plain = AutoModelForImageTextToText.from_pretrained(vision_model)
-    settings = adapter(METHODS["dpo"], LoraConfig(lora_rank=2), outside_text(plain))
-    names = [name for name, parameter in get_peft_model(plain, settings).named_parameters() if parameter.requires_grad]
-    assert names
-    assert all("text_model" in name for name in names)

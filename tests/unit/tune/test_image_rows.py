@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from agentrl.config.tune import SftConfig, SftDataConfig
-from agentrl.core.errors import ConfigError, DataError
+from agentrl.core.errors import DataError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.env.images import image_text
+from agentrl.learner.layout import Layout
+from agentrl.learner.trees import one_row_bundles
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.forms import dialogue
-from agentrl.tune.objectives import inputs_of
-from agentrl.tune.prepare import _check_images
+from agentrl.tune.learner_rows import RowMaker
 from agentrl.tune.row_images import RowError
 from agentrl.tune.row_table import as_rows, fingerprint
 from agentrl.tune.row_text import IGNORED
-from agentrl.tune.trainer import Collator
 from tests.image_support import picture, reader_of
 from tests.unit.tune.plans import encoder_of
 
@@ -69,11 +69,11 @@ def test_images_without_parts_come_first_and_a_completion_may_have_some(codec: T
 
 def test_batches_have_the_pixels_of_all_rows_in_order(codec: TextCodec, reader: ImageReader) -> None:
     rows = [encoded(codec, reader, {"messages": CHAT, "images": [name]})[0] for name in PICTURES]
-    batch = Collator(0, reader)(rows)
-    found = inputs_of(batch)["pixel_values"]
+    made = RowMaker("sft", reader)(rows)
+    found = Layout(made).micro_batch(one_row_bundles(made), packed=False).inputs()["pixel_values"]
     expected = [torch.tensor(image.tensors["pixel_values"].array) for image in reader.read_here(PICTURES)]
     assert torch.equal(found, torch.cat(expected, 1))
-    assert "pixels" not in Collator(0, reader)([{"input_ids": [1, 2], "labels": [1, 2]}])
+    assert RowMaker("sft", reader)([{"input_ids": [1, 2], "labels": [1, 2]}]).first_image() is None
 
 
 def test_marks_and_the_form_of_sharegpt_say_where_images_are(codec: TextCodec, reader: ImageReader) -> None:
@@ -119,12 +119,6 @@ def test_damaged_images_and_models_of_text_are_refused_by_name(codec: TextCodec,
 def test_text_that_spells_a_placeholder_in_raw_text_is_refused(codec: TextCodec, reader: ImageReader) -> None:
     with pytest.raises(DataError, match="1 placeholders of images, and there are 0 images"):
         encoded(codec, reader, {"text": "A <image> here"})
-
-
-def test_packing_is_refused(codec: TextCodec, reader: ImageReader) -> None:
-    rows = encoded(codec, reader, {"messages": CHAT, "images": PICTURES[:1]})
-    with pytest.raises(ConfigError, match="--packing"):
-        _check_images(rows, "rows.jsonl", packing=True, num_ranks=1)
 
 
 def test_another_picture_is_other_data(codec: TextCodec, reader: ImageReader) -> None:

@@ -17,7 +17,7 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.learner.merge import merge_into_base
 from agentrl.resolve.tune import load_given
 from agentrl.rollout.plan import ModelConfig
-from agentrl.tune.build import record_ends
+from agentrl.tune.loop import record_ends
 from agentrl.tune.prepare import Prepared, make_tokenizer
 from agentrl.tune.run import preview, tune
 from tests.unit.tune.plans import rows_of
@@ -118,6 +118,8 @@ def test_ends_of_answers_are_recorded_and_a_template_that_writes_the_end_token_k
     tokenizer.chat_template = ENDING_WITH_TOOL
     record_ends(model, tokenizer, [tool])
     assert tokenizer.eos_token == "<|tool|>"
+    record_ends(model, tokenizer, [end, tool])
+    assert tokenizer.eos_token == "<|tool|>"  # one of several ends
 
 
 @pytest.mark.slow

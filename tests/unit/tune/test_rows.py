@@ -105,7 +105,7 @@ def test_rows_are_made_anew_for_other_settings_templates_and_contents(encoded: l
     data.write_text("\n".join([rows[1], *rows[1:]]))
     copy.write_text("\n".join(rows))
     changes: list[dict[str, Any]] = [
-        *({}, {"max_length": 64}, {"train_on": "last"}, {"packing": True}, {"system_prompt": "Be brief."}),
+        *({}, {"max_length": 64}, {"train_on": "last"}, {"system_prompt": "Be brief."}),
         *({"chat_template": str(template)}, {"eos_token": "<|tool|>"}, {"data": str(data)}, {"seed": 3}),
     ]
     for number, change in enumerate(changes, start=1):

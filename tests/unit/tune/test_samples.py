@@ -12,7 +12,7 @@ import pytest
 from agentrl.core.annotations import unpack
 from agentrl.tune.row_text import IGNORED
 from agentrl.tune.run import tune
-from agentrl.tune.samples import MAX_TOKENS, chosen_rows, sequence_line, sequences_of, unpacked
+from agentrl.tune.samples import MAX_TOKENS, chosen_rows, sequence_line, sequences_of
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 HELD_OUT, STEPS = 8, 2
@@ -93,13 +93,6 @@ def test_figures_are_those_without_dropout(tmp_path: Path):
 def text(length: int, first: int = 1) -> dict[str, Any]:
     ids = list(range(first, first + length))
     return {"input_ids": ids, "labels": [IGNORED, *ids[1:]]}
-
-
-def test_packed_rows_are_recorded_one_by_one():
-    packed = {"input_ids": [1, 2, 5, 6, 7], "labels": [-100, 2, -100, 6, 7], "seq_lengths": [2, 3]}
-    assert list(unpacked(packed)) == [{"input_ids": [1, 2], "labels": [-100, 2]}, {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}]
-    rows = chosen_rows([packed, text(4)], [packed], 3)
-    assert [(part, row["input_ids"]) for part, row in rows] == [("training", [1, 2]), ("training", [5, 6, 7]), ("held out", [1, 2])]
 
 
 def test_recorded_rows_are_few_and_short_but_for_the_first():

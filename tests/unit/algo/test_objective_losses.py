@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from agentrl.tune.losses import PAIR_LOSSES, PairRatios, generalized_jsd, odds_ratio, step_cross_entropy
+from agentrl.algo.objectives.distill import generalized_jsd
+from agentrl.algo.objectives.dpo import PAIR_LOSSES, PairRatios
+from agentrl.algo.objectives.orpo import odds_ratio
+from agentrl.algo.objectives.process_reward_model import step_cross_entropy
 
 CHOSEN, REJECTED = [0.7, -1.3, 2.0, -40.0], [-0.2, 0.4, 2.0, 35.0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.config.tune import DpoLoss
-from agentrl.tune.losses import PAIR_LOSSES, PairRatios, kahneman_tversky
+from agentrl.algo.objectives import OBJECTIVES
+from agentrl.algo.objectives.dpo import PAIR_LOSSES, DpoLoss, DpoOptions, matches
+from agentrl.algo.objectives.kto import KtoOptions
+from agentrl.algo.row_losses import RowScores, StepRows
 
 PAIRS, LENGTH, BETA = 5, 7, 0.3
 SMOOTHING = {"robust": 0.2, "exo_pair": 0.1, "aot": 0.2, "aot_unpaired": 0.2}
@@ -75,9 +78,12 @@ def test_a_loss_of_pairs_is_that_of_trl(loss: str, seed: int):
     completion = torch.cat([torch.zeros(2 * PAIRS, 1, dtype=torch.long), mask.long()], dim=1)  # one token of a prompt
     batch = {"input_ids": torch.ones_like(completion), "attention_mask": torch.ones_like(completion), "completion_mask": completion}
     theirs = DPOTrainer._compute_loss(trainer, lambda **_: outputs(policy), batch, False)
-    sums = policy.sum(1), reference.sum(1), mask.sum(1)
-    ours = PAIR_LOSSES[loss](PairRatios(*(half for each in sums for half in each.chunk(2))), BETA, smoothing).mean()
-    assert_same(ours, theirs, policy)
+    options = DpoOptions(loss=loss, beta=BETA, label_smoothing=smoothing)
+    scores = scores_of(policy, reference, mask, torch.arange(2 * PAIRS).view(2, PAIRS).T.flatten())
+    step = StepRows(lengths=scores.lengths(), sums=scores.sums().detach(), reference=scores.reference)
+    found = OBJECTIVES["dpo"](replace(scores, columns=dict(matches(step, options))), options)
+    assert len(found.losses) == PAIRS
+    assert_same(found.losses.mean(), theirs, policy, mask)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,12 +98,41 @@ def test_the_loss_of_labelled_answers_is_that_of_trl(seed: int):
     completion = torch.cat([torch.zeros(2 * PAIRS, 1, dtype=torch.long), mask.long()], dim=1)
     batch = {"input_ids": torch.ones_like(completion), "attention_mask": torch.ones_like(completion), "completion_mask": completion}
     theirs = KTOTrainer._compute_loss(trainer, lambda **_: outputs(policy), {**batch, "label": desirable}, False)
-    z = torch.tensor(max(0.0, 0.7 * (seed - 1)))
-    ours = kahneman_tversky(policy.sum(1) - reference.sum(1), desirable, z, beta=BETA, **weights).mean()
-    assert_same(ours, theirs, policy)
+    z = torch.full((2 * PAIRS,), max(0.0, 0.7 * (seed - 1)))
+    scores = scores_of(policy, reference, mask, torch.arange(2 * PAIRS))
+    given = replace(scores, columns={"desirable": desirable, "divergence": z})
+    assert_same(OBJECTIVES["kto"](given, KtoOptions(beta=BETA, **weights)).losses.mean(), theirs, policy, mask)
 
 
-def assert_same(ours: Tensor, theirs: Tensor, policy: Tensor) -> None:
+@pytest.mark.parametrize("loss", ["aot", "aot_unpaired"])
+def test_the_gradient_of_a_loss_that_sorts_does_not_depend_on_micro_batches(loss: str):
+    """Pairs of the same rank may be in other micro-batches: what a row is compared with comes from the first pass."""
+    options = DpoOptions(loss=loss, beta=BETA, label_smoothing=0.1)
+    policy, reference, mask = scored(7)
+    whole = scores_of(policy, reference, mask, torch.arange(2 * PAIRS))
+    step = StepRows(lengths=whole.lengths(), sums=whole.sums().detach(), reference=whole.reference)
+    columns = dict(matches(step, options))
+    together = OBJECTIVES["dpo"](replace(whole, columns=columns), options).losses.sum()
+    (expected,) = torch.autograd.grad(together, policy)
+    parts = []
+    for first, last in ((0, 2), (2, 6), (6, 10)):
+        rows = torch.arange(first, last)
+        part = scores_of(policy, reference, mask, rows)
+        parts.append(
+            OBJECTIVES["dpo"](replace(part, columns={name: values[rows] for name, values in columns.items()}), options).losses.sum()
+        )
+    assert torch.stack(parts).sum().item() == pytest.approx(together.item(), rel=1e-6)
+    (found,) = torch.autograd.grad(torch.stack(parts).sum(), policy)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def scores_of(policy: Tensor, reference: Tensor, mask: Tensor, rows: Tensor) -> RowScores:
+    """Scores of some rows, in this order, of tensors with a row each. # [2 B, L]."""
+    row, place = mask[rows].nonzero().T
+    return RowScores(num_rows=len(rows), row=row, outputs=policy[rows][row, place], reference=reference[rows].sum(1))
+
+
+def assert_same(ours: Tensor, theirs: Tensor, policy: Tensor, mask: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
-    gradients = (torch.autograd.grad(loss, policy)[0] for loss in (ours, theirs))
+    gradients = (torch.autograd.grad(loss, policy)[0] * mask for loss in (ours, theirs))
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)

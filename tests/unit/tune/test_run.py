@@ -1,4 +1,4 @@
-"""Arguments, models and adapters that a run is built of, and a short run from its settings to its directory."""
+"""A short run from its settings to its directory, the table of methods, and the models of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from agentrl.config.methods import LOWER_IS_BETTER, METHODS
 from agentrl.config.tune import TuneRunConfig
 from agentrl.core.errors import ConfigError
 from agentrl.resolve.tune import load_given
-from agentrl.tune import TuneResult, build, tune
+from agentrl.tune import TuneResult, tune
 from agentrl.tune.follow import Stop
+from agentrl.tune.learner_rows import RowMaker
 from agentrl.tune.prepare import make_tokenizer, num_steps
 from agentrl.tune.run import preview
 from agentrl.tune.summary import TuneSummary, data_text
+from tests.learner_support import write_model
 from tests.unit.learner.test_families import SHAPE, write
+from tests.unit.tune.plans import state_of
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 PAIRS = str(DATA / "pairs.jsonl")
@@ -27,115 +30,6 @@ PAIRS = str(DATA / "pairs.jsonl")
 
 def config(command: str = "dpo", data: str = PAIRS, **settings: Any) -> Any:
     return load_given(METHODS[command], {"data": data, **settings})
-
-
-def test_arguments_follow_from_the_settings() -> None:
-    settings = {"batch_size": 24, "micro_batch_size": 3, "num_ranks": 2, "lr_warmup_steps": 5, "max_grad_norm": 0.5, "seed": 3}
-    found = build.arguments(config(**settings, lr_schedule="constant", adam_betas=(0.9, 0.8)), Path("run"), 7, evaluate_first=True)
-    expected = {
-        "output_dir": "run/checkpoints",
-        "max_steps": 7,
-        "per_device_train_batch_size": 3,
-        "gradient_accumulation_steps": 4,
-        "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": 5,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.8,
-        "max_grad_norm": 0.5,
-        "seed": 3,
-        "eval_on_start": True,
-        "train_sampling_strategy": "sequential",
-        "ddp_backend": "gloo",
-    }
-    assert {name: found[name] for name in expected} == expected
-    assert "deepspeed" not in found
-    assert "ddp_backend" not in build.arguments(config(), Path("run"), 7, evaluate_first=False)
-
-
-def test_recomputed_layers_of_an_adapter_are_reentrant_under_zero_3() -> None:
-    changes: dict[str, Any] = {"gradient_checkpointing": True, "zero_stage": 3, "lora_rank": 2}
-    found = build.arguments(config(**changes), Path("run"), 1, evaluate_first=False)
-    assert found["gradient_checkpointing_kwargs"] == {"use_reentrant": True}
-    assert found["deepspeed"]["zero_optimization"]["stage"] == 3
-    assert found["deepspeed"]["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"]
-    for name, other in (("gradient_checkpointing", False), ("zero_stage", 2), ("lora_rank", 0)):
-        found = build.arguments(config(**{**changes, name: other}), Path("run"), 1, evaluate_first=False)
-        assert "gradient_checkpointing_kwargs" not in found
-
-
-def test_an_adapter_is_that_of_the_settings() -> None:
-    lora: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 12.0, "lora_dropout": 0.25}
-    found = build.adapter(METHODS["reward-model"], config("reward-model", str(DATA / "helpful.jsonl"), **lora).settings.lora)
-    assert (found.r, found.lora_alpha, found.lora_dropout) == (4, 12.0, 0.25)
-    assert (found.target_modules, found.task_type, found.modules_to_save) == ("all-linear", "SEQ_CLS", ["score"])
-    named = build.adapter(METHODS["dpo"], config(**lora, lora_target_modules="q_proj,v_proj").settings.lora)
-    assert (named.target_modules, named.modules_to_save) == ({"q_proj", "v_proj"}, None)
-
-
-class Loaded(torch.nn.Module):
-    """A model in the place of one that is read from disk."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name, self.weight = name, torch.nn.Parameter(torch.zeros(1))
-        self.config: dict[str, Any] = {}
-
-
-def test_the_frozen_model_is_the_teacher_the_reference_or_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "language_model", lambda name, **_: type("Kind", (), {"from_pretrained": lambda name, **_: Loaded(name)}))
-    args: Any = type("Arguments", (), {"bf16": False, "device": "cpu"})
-    found = build._frozen_model(config(reference="other"), args)
-    assert (found.name, found.training, found.weight.requires_grad) == ("other", False, False)
-    assert build._frozen_model(config(model="mine"), args).name == "mine"
-    assert build._frozen_model(config("distill", str(DATA / "chats.jsonl"), teacher="wise"), args).name == "wise"
-    assert build._frozen_model(config(lora_rank=2), args) is None
-    assert build._frozen_model(config("orpo"), args) is None
-
-
-def test_a_model_to_compare_answers_with_has_no_dropout_and_its_padding() -> None:
-    settings = config("process-reward-model", str(DATA / "steps.jsonl"), step_separator=";")
-    found = build._trained_model(settings, 7)
-    assert found.config.step_separator == ";"
-    assert found.config.get_text_config().pad_token_id == 7
-    assert not any(module.training for module in found.train().modules() if isinstance(module, torch.nn.Dropout))
-    assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
-    assert found.num_labels == 2
-
-
-@pytest.mark.parametrize("command", ["sft", "dpo"])
-def test_rotary_positions_do_not_depend_on_the_rows_beside(command: str, tmp_path: Path) -> None:
-    data = {"sft": DATA / "chats.jsonl", "dpo": PAIRS}[command]
-    path = write(tmp_path / "model", "Phi-3 LongRoPE")  # the frequencies change beyond 24 tokens
-    args: Any = type("Arguments", (), {"bf16": False, "device": "cpu"})
-    found = []
-    for length in (24, 64):
-        settings = config(command, str(data), model=path, max_length=length)
-        models = [build._trained_model(settings, 0)]
-        models += [build._frozen_model(settings, args)] if command == "dpo" else []
-        for model in models:
-            alone, beside = torch.arange(5, 13)[None], torch.arange(5, 45)[None]
-            padded = torch.cat([torch.nn.functional.pad(alone, (0, 32)), beside])
-            mask = (torch.arange(40)[None] < torch.tensor([[8], [40]])).long()
-            with torch.no_grad():
-                one, other = model.eval()(alone).logits[0], model(padded, attention_mask=mask).logits[0, :8]
-            assert torch.allclose(one, other, atol=1e-5)
-        found.append(one)
-    assert not torch.allclose(*found, atol=1e-5)
-
-
-def test_rows_beyond_positions_that_would_change_with_their_length_are_refused(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    LlamaForCausalLM(LlamaConfig(**SHAPE | {"rope_parameters": rope})).save_pretrained(tmp_path)
-    settings = config("sft", str(DATA / "chats.jsonl"), model=str(tmp_path), max_length=257)
-    with pytest.raises(ConfigError, match=r"--max-length = 257.*dynamic RoPE .* beyond 256 tokens\. Use at most 256"):
-        build._trained_model(settings, 0)
-
-
-def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    given = build.arguments(config(), tmp_path, 1, evaluate_first=False)
-    with pytest.raises(ConfigError, match="cannot be trained"):
-        build.build_trainer(config("orpo", model=str(tmp_path)), given, type("T", (), {"pad_token": "x", "pad_token_id": 0}), [], None)
 
 
 def test_the_length_of_a_run() -> None:
@@ -170,14 +64,9 @@ def test_the_table_of_methods() -> None:
     assert rates["sft"] == rates["distill"] == (1e-3, 5e-5, 1e-5)
     assert rates["reward-model"] == rates["process-reward-model"] == (5e-4, 2e-5, 1e-5)
     assert rates["orpo"] == (5e-4, 2e-5, 8e-6)
-    assert {name for name, method in METHODS.items() if not method.without_dropout} == {"sft", "distill"}
     assert {name: method.form for name, method in METHODS.items() if method.form not in ("dialogue", "pairs")} == {
         "kto": "labelled",
         "process-reward-model": "steps",
-    }
-    assert {name: method.head for name, method in METHODS.items() if method.head} == {
-        "reward-model": ("score",),
-        "process-reward-model": ("score",),
     }
     assert {"loss", "kl", "nll", "entropy"} == LOWER_IS_BETTER
     for method in METHODS.values():
@@ -235,6 +124,9 @@ def test_a_run_leaves_its_rows_checkpoints_and_models(finished: TuneResult) -> N
     assert [row["step"] for row in rows if "eval/loss" in row] == [0, 2, 3]
     assert rows[1]["accuracy"] == 0.0  # policy and reference are the same: no answer is preferred
     assert rows[1]["loss"] == pytest.approx(0.693147, abs=1e-5)
+    read = [row["tokens"] for row in rows[1:]]
+    assert read[0] < read[1] < read[2]
+    assert read[2] > 2 * read[0]  # of all steps so far
     assert sorted(path.name for path in (finished.run_dir / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-3"]
     assert (finished.model / "model.safetensors").is_file()
     assert not (finished.model / "training_args.bin").exists()
@@ -275,13 +167,66 @@ def test_a_method_that_is_none_is_refused() -> None:
 def test_a_run_has_the_optimizer_that_is_asked_for(optimizer: str, kind: str, tmp_path: Path) -> None:
     """A resumed run is compared in `tests/e2e/test_tune.py`."""
     given = config(optimizer=optimizer, weight_decay=0.1)
-    arguments = build.arguments(given, tmp_path, 1, evaluate_first=False)
-    trainer = build.build_trainer(given, arguments, make_tokenizer(given.settings.model, ""), [], None)
-    made = trainer.create_optimizer()
+    state = state_of(given)
+    state.models.policy.update(0.5)
+    made = state.models.policy.optimizer
     assert type(made).__name__ == kind
-    assert {group["lr"] for group in made.param_groups} == {given.settings.optim.learning_rate}
+    assert {group["lr"] for group in made.param_groups} == {0.5}
     assert {group["weight_decay"] for group in made.param_groups} == {0.1, 0.0}
-    assert trainer.create_optimizer() is made
     if optimizer == "muon":
-        embeddings = trainer.model.get_input_embeddings().weight
+        embeddings = state.policy.get_input_embeddings().weight
         assert [any(each is embeddings for each in group["params"]) for group in made.param_groups if group["hidden"]] == [False]
+
+
+def test_a_process_reward_model_knows_its_separator_and_has_no_dropout() -> None:
+    state = state_of(config("process-reward-model", str(DATA / "steps.jsonl"), step_separator=";"))
+    assert state.policy.config.step_separator == ";"
+    assert state.policy.config.get_text_config().pad_token_id == state.tokenizer.pad_token_id
+    assert not any(module.training for module in state.policy.modules() if isinstance(module, torch.nn.Dropout))
+    assert state.policy.num_labels == 2
+
+
+@pytest.mark.parametrize("command", ["sft", "dpo"])
+def test_rotary_positions_are_those_of_the_longest_rows(command: str, tmp_path: Path) -> None:
+    """The loss of a row does not depend on longer rows beside it, and does on ``--max-length``."""
+    data = {"sft": DATA / "chats.jsonl", "dpo": PAIRS}[command]
+    path = write(tmp_path / "model", "Phi-3 LongRoPE")  # the frequencies change beyond 24 tokens
+    short, long = (torch.arange(5, 5 + length).tolist() for length in (8, 40))
+    figures = []
+    for length in (24, 64):
+        plan = config(command, str(data), model=path, max_length=length)
+        rows = [{"input_ids": ids, "labels": ids} for ids in (short, long)]
+        if command == "dpo":
+            rows = [{"prompt_ids": ids[:4], "chosen_ids": ids[4:], "rejected_ids": ids[5:]} for ids in (short, long)]
+        state, make = state_of(plan), RowMaker(command)
+        alone, beside = (state.measure_rows(0, make(some)).logprobs for some in (rows[:1], rows))
+        torch.testing.assert_close(beside[: len(alone)], alone, atol=1e-5, rtol=0)
+        figures.append(alone)
+    assert not torch.allclose(*figures, atol=1e-5)
+
+
+def test_rows_beyond_positions_that_would_change_with_their_length_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    LlamaForCausalLM(LlamaConfig(**SHAPE | {"rope_parameters": rope})).save_pretrained(tmp_path)
+    make_tokenizer(config().settings.model, "").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"dynamic RoPE .* beyond 256 tokens\. Use at most 256"):
+        state_of(config("sft", str(DATA / "chats.jsonl"), model=str(tmp_path), max_length=257))
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    make_tokenizer(config().settings.model, "").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="cannot be trained"):
+        state_of(config("orpo", model=str(tmp_path)))
+
+
+def test_a_model_without_padding_gets_that_of_its_tokenizer(tmp_path: Path) -> None:
+    state = state_of(config(model=write_model(tmp_path / "model"), reference=write_model(tmp_path / "other", seed=1)))
+    assert state.policy.config.pad_token_id == state.policy.generation_config.pad_token_id == 0
+
+
+def test_chats_follow_each_other_without_padding_and_pairs_share_their_prompts() -> None:
+    for command, data in (("sft", "chats"), ("dpo", "pairs")):
+        state = state_of(config(command, str(DATA / f"{data}.jsonl")))
+        assert (state.models.kernel.name, state.models.kernel.packed) == (("varlen", True) if command == "sft" else ("sdpa", False))
+        assert state.models.share_prompts
