@@ -113,9 +113,6 @@ def of_this_version(fields: Fields) -> Fields:
     new: Fields = {}
     replaces = fields.get(f"config/flow/{ELSEWHERE}") == "replace"
     for section, values in sections.items():
-        if section.endswith("tune/first/arguments"):  # those of transformers
-            new |= {f"{section}/{name}": value for name, value in values.items()}
-            continue
         of_sources = section.endswith("/sources")
         kept = {name: value for name, value in values.items() if name not in REMOVED and name != ELSEWHERE}
         kept = {NEW_NAMES.get(name, name): value for name, value in kept.items()} if of_sources else renewed(kept)
@@ -174,6 +171,9 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Removed("dry_run/differs/run.run_dir", "--dry-run prints what the run writes"),
     Added("dry_run/differs", "it is empty"),
     Added("config/sources/*", "config.json names the source of each setting"),
+    Removed("received/tune/*/arguments*", "given rows are trained by the learner, not by a trainer of transformers"),
+    Added("received/tune/*/learner*", "the settings of that learner"),
+    Added("received/learner/*/objective*", "the learner runs objectives on given rows too"),
     Added("received/tasks/*/known*", "tasks with which a run that is resumed began"),
     Added("received/tasks/*/epoch", "the epoch in which it draws"),
     Added("received/checkpoints/*/inputs", "a checkpoint holds the manifest of inputs"),
@@ -211,6 +211,7 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
 )
 """Fields that are elsewhere now; every other one is where it was."""
 DROPPED: tuple[Dropped, ...] = (
+    Dropped("documented 182 docs/tune/sft.md", "--packing: a batch counts rows, where it counted packed rows"),
     Dropped("refused-drawn 001", "what was refused, a setting of partners without a partner, can be said no more"),
     Dropped("refused-drawn 035", "has two wrong settings, of which the other one is met first now"),
     Dropped("resume on a cpu", "was refused; what a machine decided is decided again"),

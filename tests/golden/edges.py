@@ -269,7 +269,7 @@ def tool_edges(recording: Recording, command: str) -> Iterator[None]:
         if command == "export":
             stack.enter_context(patch("agentrl.learner.export.export_checkpoint", _exported(recording)))
         if command in METHODS:
-            stack.enter_context(patch("agentrl.tune.training.build_trainer", _tuned(recording)))
+            stack.enter_context(patch("agentrl.tune.training.start", _tuned(recording)))
         yield
 
 
@@ -282,11 +282,14 @@ def _exported(recording: Recording) -> Callable[..., int]:
 
 
 def _tuned(recording: Recording) -> Callable[..., Any]:
-    def build(plan: Any, given: Any, tokenizer: Any, train: Any, held_out: Any) -> Any:
-        recording.add("tune", {"method": plan.method.command, "settings": plan.settings, "arguments": given})
+    def start(plan: Any, prepared: Any, directory: Any, steps: int, ranks: Any, tokenizer: Any) -> Any:
+        from agentrl.tune.learner_rows import learner_settings
+
+        learner = learner_settings(plan, steps)
+        recording.add("tune", {"method": plan.method.command, "settings": plan.settings, "learner": learner})
         raise Recorded
 
-    return build
+    return start
 
 
 class Tokenizer:
