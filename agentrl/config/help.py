@@ -24,7 +24,7 @@ MAX_WIDTH = 120
 ALSO = {
     "--config": ("--config FILE", "settings from a TOML, YAML or JSON file"),
     "--dry-run": ("--dry-run", "print the resolved configuration and stop"),
-    ACCEPT: (ACCEPT, "with --resume: go on with tasks, models and templates that are not what they were"),
+    ACCEPT: (ACCEPT, "resume with inputs that changed"),
 }
 """Flags of commands that are no settings: how help writes them, and their meaning."""
 

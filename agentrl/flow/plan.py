@@ -56,7 +56,7 @@ class TrainingConfig:
     stop_timeout_s: Annotated[NonNegative, ResumeMayChange] = 15.0
     """Seconds that a first SIGINT or SIGTERM leaves to the step under way and a checkpoint after it; then the run ends without."""
     resume: Annotated[str, ResumeMayChange] = ""
-    """Directory of a run to continue with its own settings, or its ``--checkpoint-upload``; or ``auto``: continue the run in ``--run-dir``
+    """Directory of a run to continue with its own settings; its ``--checkpoint-upload``; or ``auto``: continue the run in ``--run-dir``
     if there is one."""
     check_env: Annotated[bool, ResumeMayChange] = True
     """Play one scripted episode before anything heavy starts, and end the run if the environment breaks its contract there. Skipped

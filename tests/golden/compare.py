@@ -174,6 +174,7 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Removed("received/tune/*/arguments*", "given rows are trained by the learner, not by a trainer of transformers"),
     Added("received/tune/*/learner*", "the settings of that learner"),
     Added("received/learner/*/objective*", "the learner runs objectives on given rows too"),
+    Added("received/tasks/last/*", "a run that goes on says which tasks it began with"),
     Added("received/tasks/*/known*", "tasks with which a run that is resumed began"),
     Added("received/tasks/*/epoch", "the epoch in which it draws"),
     Added("received/checkpoints/*/inputs", "a checkpoint holds the manifest of inputs"),

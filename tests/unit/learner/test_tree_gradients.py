@@ -53,7 +53,7 @@ def tiny(name: str, **options: Any) -> Any:
 
 
 def micro_batches(batch: Batch, bundles: list[Bundle], budget: int, *, packed: bool) -> list[MicroBatch]:
-    parts = pad([bundle.length for bundle in bundles], range(len(bundles)), budget)
+    parts = pad([bundle.length for bundle in bundles], [(place,) for place in range(len(bundles))], budget)
     return [Layout(batch).micro_batch([bundles[place] for place in part], packed=packed) for part in parts]
 
 

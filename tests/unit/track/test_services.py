@@ -100,7 +100,7 @@ def test_a_service_is_given_project_settings_groups_and_episodes(tmp_path: Path,
     )
     table = lambda columns, data: dict(zip(columns, data[0], strict=True))  # noqa: E731
     monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(init=lambda **kw: asked.update(kw) or run, Table=table))
-    *_, sink = open_metric_sinks(tmp_path, TrackConfig(tensorboard=False, **{f"{package}_project": "mine"}))
+    *_, sink = open_metric_sinks(tmp_path, TrackConfig(tensorboard=False, sink=(f"{package}:mine",)))
     assert isinstance(sink, ExperimentTracker)
     sink.on_run_begin(BEGIN)
     sink.on_group_judged(group(record("sum-2")))

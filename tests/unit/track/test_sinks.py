@@ -41,7 +41,7 @@ def test_tensorboard_files_hold_the_scalars(tmp_path):
 def test_a_service_that_is_not_installed_is_a_config_error(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"--{package}-project = 'mine'.*pip install {package}"):
-        open_sinks(tmp_path, TrackConfig(**{f"{package}_project": "mine"}), "sample")
+        open_sinks(tmp_path, TrackConfig(sink=(f"{package}:mine",)), "sample")
     assert list(tmp_path.iterdir()) == []
 
 
