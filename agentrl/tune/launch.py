@@ -34,10 +34,15 @@ def follow_launcher() -> None:
 def joined(device: Literal["cpu", "cuda"], *, deepspeed: bool) -> Iterator[Ranks]:
     """Within the block, this process is one of the ranks; a process that is alone needs DeepSpeed only where it is asked for."""
     os.environ["DS_ACCELERATOR"] = device
+    import torch
+
+    cores = torch.get_num_threads()
     if not is_rank() and not deepspeed:
         from agentrl.learner.plain.ranks import join as join_alone
 
-        yield join_alone(0, 1, device=device)
+        ranks = join_alone(0, 1, device=device)
+        torch.set_num_threads(cores)  # no engine is there that a rank would leave cores to
+        yield ranks
         return
     from agentrl.learner.deepspeed.ranks import join
 
@@ -52,6 +57,8 @@ def joined(device: Literal["cpu", "cuda"], *, deepspeed: bool) -> Iterator[Ranks
     ranks = join(
         rank, size, master_port=port, master_addr=env.get("MASTER_ADDR", LOOPBACK), device=device, timeout_s=TIMEOUT_S, place=local
     )
+    if size == 1:
+        torch.set_num_threads(cores)
     try:
         yield ranks
     finally:

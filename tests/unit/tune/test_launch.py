@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from agentrl.config.methods import METHODS
 from agentrl.core.errors import ConfigError
@@ -107,3 +108,15 @@ def test_ranks_that_others_started_must_agree_on_a_directory(monkeypatch: pytest
     with pytest.raises(ConfigError, match="--run-dir is required where torchrun or srun starts the ranks"):
         load_given(METHODS["dpo"], given)
     load_given(METHODS["dpo"], {**given, "run_dir": "runs/x"})
+
+
+@pytest.mark.parametrize("deepspeed", [False, True])
+def test_a_rank_that_is_alone_computes_with_all_cores(deepspeed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with launch.joined("cpu", deepspeed=deepspeed):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
