@@ -22,6 +22,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
+from agentrl.core.plugins import KEPT
 from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
@@ -40,7 +41,8 @@ from agentrl.evaluation.report import (
 )
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.resolve.directories import results_directory
-from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, temperature_of
+from agentrl.resolve.inputs import Inputs
+from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, inputs_of_run, temperature_of
 from agentrl.rollout.tasks import eval_tasks, open_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
@@ -119,11 +121,14 @@ async def measure(config: EvaluateConfig, console: Console | None = None) -> Eva
     """
     for model in (config.model.model, config.measure.baseline):
         check_model(changed(config, model=model or ""))
-    tasks = measured_tasks(config, environment(config))
+    agent, console = environment(config), console or open_console()
+    before, changed_code = inputs_of_run(config, agent)
+    tasks = measured_tasks(config, agent, before)
+    warn_of_code(console, changed_code)
     with results_directory(config.source.output, config.run.agent, "eval") as path:
         (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
         keep_environment(config.run.agent, path)
-        return await _Measurement(config, tasks, path, console or open_console()).run()
+        return await _Measurement(config, tasks, path, console).run()
 
 
 @dataclass(slots=True)
@@ -205,15 +210,26 @@ class _Measurement:
         return result
 
 
-def measured_tasks(config: PlaySettings, agent: AgentSpec) -> list[Task]:
+def warn_of_code(console: Console, changes: str) -> None:
+    """Say which code of the run of ``--run`` is not what it was; nothing if `changes` is empty."""
+    if changes:
+        remedy = f"Its figures may mean something else; the run's copy is in {KEPT}/ of its directory."
+        console.print(Text(f"warning: code has changed since the run: {changes}. {remedy}", style="yellow"), soft_wrap=True)
+
+
+def measured_tasks(config: PlaySettings, agent: AgentSpec, before: Inputs | None = None) -> list[Task]:
     """Return the tasks to measure on: those that a training run with these settings would be evaluated on, else its training tasks.
+
+    Those that a run with the inputs `before` held out, or was evaluated on, are still the same ones.
 
     Raises:
         ConfigError: If there are none, or no end of them and ``--eval-size`` does not say how many.
     """
     data, seed = config.data, config.run.seed
     if data.eval_prompts or own_tasks(agent, "eval_tasks") is not None:
-        return eval_tasks(data, agent, seed=seed)
+        return eval_tasks(data, agent, seed=seed, asked=before.questions if before else None)
+    if before and before.tasks.held_out:
+        return eval_tasks(data, agent, seed=seed, known=before.tasks)
     source = open_tasks(dataclasses.replace(data, eval_size=0), agent, seed=seed)
     total = source.num_tasks
     if data.eval_size and (total is None or data.eval_size < total):

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.api.evaluation import model_name
+from agentrl.api.evaluation import model_name, warn_of_code
 from agentrl.api.training import check_all_prompts, uninterrupted
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
@@ -30,7 +30,8 @@ from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.resolve.directories import results_directory
-from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, training_tasks
+from agentrl.resolve.inputs import Inputs
+from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, inputs_of_run, training_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
@@ -77,9 +78,10 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
         TooManyFailuresError: If every episode failed.
     """
     check_model(config)
-    agent = environment(config)
-    tasks = sampled_tasks(config, agent)
-    console = console or open_console()
+    agent, console = environment(config), console or open_console()
+    before, changed_code = inputs_of_run(config, agent)
+    tasks = sampled_tasks(config, agent, before)
+    warn_of_code(console, changed_code)
     with results_directory(config.source.output, config.run.agent, "sample") as path:
         _open_directory(path, config)
         keep_environment(config.run.agent, path)
@@ -92,13 +94,13 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
         return _finish(config, path, journal, console)
 
 
-def sampled_tasks(config: SampleConfig, agent: AgentSpec) -> list[Task]:
-    """Return the tasks to sample, with their places.
+def sampled_tasks(config: SampleConfig, agent: AgentSpec, before: Inputs | None = None) -> list[Task]:
+    """Return the tasks to sample, with their places; what a run with the inputs `before` held out is not among them.
 
     Raises:
         ConfigError: If there is no end of them and ``--num-tasks`` does not say how many.
     """
-    source = training_tasks(config, agent)
+    source = training_tasks(config, agent, before.tasks if before else None, epoch=-1)  # tasks that were added since count at once
     total, wanted = source.num_tasks, config.select.num_tasks
     if total is None and not wanted:
         raise ConfigError("--num-tasks", 0, "there is no end of tasks", "Say how many to sample.")
@@ -114,7 +116,8 @@ def preview(config: SampleConfig) -> str:
         ConfigError: If the environment, the tasks or the model cannot be used.
     """
     check_model(config)
-    tasks, samples = sampled_tasks(config, environment(config)), config.sampling.n_samples_per_prompt
+    agent = environment(config)
+    tasks, samples = sampled_tasks(config, agent, inputs_of_run(config, agent)[0]), config.sampling.n_samples_per_prompt
     return f"{counted(len(tasks), 'task')}, {counted(samples, 'episode')} each, with {model_name(config.model.model)}"
 
 

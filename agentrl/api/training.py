@@ -49,7 +49,7 @@ from agentrl.flow.saving import Checkpoints
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import UPLOAD_TIMEOUT_S, Uploads
-from agentrl.resolve.inputs import Inputs, changed_code, keep_code, of_questions, read_inputs, refuse_changed
+from agentrl.resolve.inputs import Inputs, keep_code, of_questions, read_inputs, refuse_changed, shown_changes
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
 from agentrl.resolve.parts import check_model
 from agentrl.resolve.plan import RunPlan
@@ -195,9 +195,8 @@ def _warn_of_changes(tracker: RunTracker, before: Inputs | None, inputs: Inputs,
     if tasks.num_added:
         from_epoch = progress.epoch + 1
         tracker.on_stage(f"{counted(tasks.num_added, 'task')} added since the run began, drawn from epoch {from_epoch} on")
-    if changed := changed_code(before, inputs):
-        shown = ", ".join(f"{name} ({lines} lines)" for name, lines in changed.items())
-        text = f"the environment's code is not what it was until step {progress.step}: {shown}"
+    if changed := shown_changes(before, inputs):
+        text = f"the environment's code is not what it was until step {progress.step}: {changed}"
         tracker.warn(RunWarning("changed-code", text, f"Both versions are in {KEPT}; rewards before and after may mean different things."))
 
 

@@ -20,6 +20,8 @@ class SourceConfig:
     """Directory of a run: its environment, its settings, and its best model if one was kept, else its last."""
     output: Annotated[Path | None, ResumeMayChange] = None
     """Directory for the results. Default: ``runs/<command>-<environment>-<date>-<time>``."""
+    accept_changed_inputs: Annotated[bool, ResumeMayChange] = False
+    """Go on although tasks or models of ``--run`` are not what that run began with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.core.differences import Difference
 from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
-from agentrl.core.plugins import kept_environment
+from agentrl.core.plugins import KEPT, kept_environment
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest, Status, Task, Trajectory, Turn
@@ -22,9 +22,11 @@ from agentrl.env.agent_spec import AgentSpec
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.plan import DataConfig
+from agentrl.flow.checkpoint import read_inputs
 from agentrl.inspect.compare import INTERRUPTED, Records, Replay, Verdict, replay_difference
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
+from agentrl.resolve.inputs import Inputs, read_code, shown_changes
 from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import make_codec as make_codec_of
@@ -293,7 +295,7 @@ def _load(run: RunDirectory, named: str, agent: str) -> AgentSpec:
     if own != named and not agent:
         _log.warning("%s is not found from this folder; replaying in the run's copy of it, %s", named, own)
     try:
-        return load_agent(agent or own)
+        spec = load_agent(agent or own)
     except EnvLoadError as error:
         if agent:
             raise
@@ -303,6 +305,12 @@ def _load(run: RunDirectory, named: str, agent: str) -> AgentSpec:
             raise EnvLoadError("RUN", str(run.path), problem, remedy) from error
         remedy = "Replay from the folder that the run was started in, or name the environment with --agent FILE."
         raise EnvLoadError("RUN", str(run.path), f"its environment {error.value} cannot be used: {error.problem}", remedy) from error
+    if not agent and (manifest := read_inputs(run.path)):
+        spec.load()
+        before = Inputs.from_json(manifest)
+        if changes := shown_changes(before, replace(before, code=read_code(own))):
+            _log.warning("the code is not what the run ended with: %s; the run's copy of it is in %s", changes, run.path / KEPT)
+    return spec
 
 
 def _task_finder(data: DataConfig, seed: int, spec: AgentSpec, most: int = 50_000) -> Callable[[str], Task | None]:

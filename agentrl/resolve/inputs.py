@@ -63,6 +63,11 @@ class Inputs:
 
 def read_inputs(plan: InputPlan, tasks: TaskSource, questions: KnownTasks | None) -> Inputs:
     """Return the inputs of a run as they are now; the environment has been loaded, and so what it imports from its folder."""
+    return Inputs(tasks=tasks.known, questions=questions, files=read_files(plan), code=read_code(plan.agent))
+
+
+def read_files(plan: InputPlan) -> dict[str, Mapping[str, str]]:
+    """Return the fingerprints of models and template, as `Inputs` has them."""
     files: dict[str, Mapping[str, str]] = {}
     for name, place in plan.models.items():
         folder = Path(place).expanduser()
@@ -72,7 +77,7 @@ def read_inputs(plan: InputPlan, tasks: TaskSource, questions: KnownTasks | None
     template = Path(plan.chat_template)
     if template.is_file():
         files["--chat-template"] = {template.name: fingerprint_of(template)}
-    return Inputs(tasks=tasks.known, questions=questions, files=files, code=read_code(plan.agent))
+    return files
 
 
 def read_code(agent: str) -> dict[str, str]:
@@ -97,15 +102,15 @@ def changed_files(before: Inputs, now: Inputs) -> list[str]:
     return changes
 
 
-def refuse_changed(before: Inputs, now: Inputs, resume: str) -> None:
-    """Refuse to go on with other models, tokenizers or templates.
+def refuse_changed(before: Inputs, now: Inputs, run: str, flag: str = "--resume") -> None:
+    """Refuse to go on with other models, tokenizers or templates; `flag` has named the run.
 
     Raises:
         ConfigError: If there are such.
     """
     if changed := changed_files(before, now):
         problem = f"reads other files than the run began with: {', '.join(changed)}"
-        raise ConfigError("--resume", resume, problem, f"Restore them, or go on with those that are there now: add {ACCEPT}.")
+        raise ConfigError(flag, run, problem, f"Restore them, or go on with those that are there now: add {ACCEPT}.")
 
 
 def changed_code(before: Inputs, now: Inputs) -> dict[str, str]:
@@ -117,6 +122,11 @@ def changed_code(before: Inputs, now: Inputs) -> dict[str, str]:
             lines = list(difflib.ndiff(old.splitlines(), new.splitlines()))
             changes[name] = f"+{sum(line.startswith('+ ') for line in lines)} -{sum(line.startswith('- ') for line in lines)}"
     return dict(sorted(changes.items()))
+
+
+def shown_changes(before: Inputs, now: Inputs) -> str:
+    """Return what of the user's code is not what it was, for people; "" if nothing."""
+    return ", ".join(f"{name} ({lines} lines)" for name, lines in changed_code(before, now).items())
 
 
 def keep_code(inputs: Inputs, before: Inputs | None, run_dir: Path, step: int) -> None:

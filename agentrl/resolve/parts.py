@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from agentrl.assets import model_path
 from agentrl.cluster.build import device, load_environment
 from agentrl.cluster.processes import ClusterPlan
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
+from agentrl.config.mapping import flattened, to_json
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import sections_of
 from agentrl.core.annotations import FILE
 from agentrl.core.named_args import parse_named_args
+from agentrl.core.plugins import kept_environment
 from agentrl.core.types import Task
 from agentrl.engine.adapters import SPARE_ADAPTERS
 from agentrl.engine.reward_model_facts import RewardModelSettings
@@ -28,10 +31,12 @@ from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import EvalPlan, check_kept_kind
 from agentrl.evaluation.plan import EvalConfig
+from agentrl.flow.checkpoint import CONFIG
+from agentrl.flow.checkpoint import read_inputs as read_manifest
 from agentrl.flow.plan import BRANCH_ENTROPY, branch_entropy
 from agentrl.flow.sizes import FlowPlan
 from agentrl.learner.settings import LearnerSettings
-from agentrl.resolve.inputs import InputPlan, Inputs
+from agentrl.resolve.inputs import InputPlan, Inputs, read_code, read_files, refuse_changed, shown_changes
 from agentrl.rollout.episode_plan import PARTNERS, EpisodePlan, ForkSettings, StragglerPolicy
 from agentrl.rollout.group_rewards import GroupRewardSettings
 from agentrl.rollout.partner_specs import partner_specs
@@ -279,13 +284,45 @@ def track_plan(config: TrainConfig) -> TrackPlan:
     )
 
 
-def input_plan(config: TrainConfig) -> InputPlan:
-    """Return where the files are that a run reads; services and hub names have none here."""
+def input_plan(config: PlaySettings) -> InputPlan:
+    """Return where the files are that a command reads; services and hub names have none here."""
     models = {"--model": model_path(config.model.model)}
-    models |= {f"--teacher {spec.name}".rstrip(): spec.where for spec in teacher_specs(config.algo.teacher) if spec.kind in LOADED}
+    if isinstance(config, TrainConfig):
+        models |= {f"--teacher {spec.name}".rstrip(): spec.where for spec in teacher_specs(config.algo.teacher) if spec.kind in LOADED}
     models |= {f"--reward-model {Path(model).name}": model for model in config.reward.reward_model}
     models |= {f"--partner {spec.agent}": spec.where for spec in partner_specs(config.partner) if spec.kind == "model"}
     return InputPlan(agent=config.run.agent, models=models, chat_template=config.model.chat_template)
+
+
+def inputs_of_run(config: EvaluateConfig | SampleConfig, agent: AgentSpec) -> tuple[Inputs | None, str]:
+    """Return what the run of ``--run`` has read, and which code changed since.
+
+    Args:
+        config: Settings of the command.
+        agent: The environment, loaded.
+
+    Returns:
+        The run's inputs, `None` if the command plays other tasks than the run or there is no run; and the changed files, for people.
+
+    Raises:
+        ConfigError: If a model or template that the command reads as well is not what it was.
+    """
+    run = config.source.run
+    found = {} if run is None else read_manifest(run)
+    if run is None or not found or config.source.accept_changed_inputs:
+        return None, ""
+    before, saved = Inputs.from_json(found), flattened(json.loads((run / CONFIG).read_text(encoding="utf-8")))
+    plan, began = input_plan(config), model_path(str(saved.get("model") or ""))
+    played = {config.model.model, config.measure.baseline if isinstance(config, EvaluateConfig) else None}
+    # The model that the run has trained is no input of it; the one that it began with may be the baseline.
+    plan = replace(
+        plan, models={**plan.models, "--model": began if began in {model_path(name) for name in played if name is not None} else ""}
+    )
+    same_agent = config.run.agent == kept_environment(str(saved["agent"]), run)
+    now = Inputs(tasks=before.tasks, files=read_files(plan), code=read_code(config.run.agent) if same_agent else before.code)
+    refuse_changed(before, now, str(run), "--run")
+    same_tasks = same_agent and all(saved.get(name, value) == value for name, value in json.loads(to_json(config))["data"].items())
+    return before if same_tasks else None, shown_changes(before, now)
 
 
 LOADED = ("learner", "engine")
