@@ -178,6 +178,7 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Added("received/tasks/*/known*", "tasks with which a run that is resumed began"),
     Added("received/tasks/*/epoch", "the epoch in which it draws"),
     Added("received/checkpoints/*/inputs", "a checkpoint holds the manifest of inputs"),
+    Added("*/source/accept_changed_inputs", "a run that is played again may be told that its inputs changed"),
     Added("*/settings/min_pass_rate", "no setting any more"),
     Added("*/isolation/limits*", "a property of the settings of processes"),
     Removed("received/*/head", "found in the files of a reward model alone"),
