@@ -56,26 +56,43 @@ def check_lora(config: TrainConfig) -> None:
     Raises:
         ConfigError: For the first setting that has no effect, or excludes another.
     """
-    lora = config.lora
+    lora, publish = config.lora, config.weights.publish
     if not lora.lora_rank:
-        unused = "has no effect without an adapter", "Add --lora-rank 16, or leave it out."
-        refuse_set(lora, (), *unused)
-        refuse_set(config.weights, ("publish",), *unused)
-        refuse_set(config.learner, ("load_in_4bit",), *unused)
+        refuse_set(config.weights, ("publish",), *UNUSED)
+    elif config.algo.ref_reset_every:
+        problem = "cannot be done with --lora-rank: the reference is the model without its adapter"
+        raise ConfigError("--ref-reset-every", config.algo.ref_reset_every, problem, "Leave one of the two out.")
+    elif lora.lora_dropout and config.algo.old_logprobs == "behaviour":
+        problem = "needs the log-probabilities of the model as it is in the step, and the recorded ones are of the whole adapter"
+        raise ConfigError("--lora-dropout", lora.lora_dropout, problem, "Leave out --old-logprobs behaviour.")
+    elif publish == "adapter":
+        _check_native(config)
+        if config.learner.load_in_4bit:
+            problem = "would leave the model in the engines whole, and the learner's in 4 bits"
+            raise ConfigError("--publish", publish, problem, "Leave out --publish or --load-in-4bit.")
+    check_adapter(config.learner, lora)
+
+
+def check_adapter(learner: LearnerConfig, lora: LoraConfig) -> None:
+    """Check the settings of adapters against those of the learner.
+
+    Raises:
+        ConfigError: For the first setting that has no effect, or excludes another, or if a package is missing.
+    """
+    if not lora.lora_rank:
+        refuse_set(lora, (), *UNUSED)
+        refuse_set(learner, ("load_in_4bit",), *UNUSED)
         return
     if not lora.target_names:
         raise ConfigError("--lora-target-modules", lora.lora_target_modules, "names no layer", f"Leave it out for {ALL_LINEAR}.")
-    if config.algo.ref_reset_every:
-        problem = "cannot be done with --lora-rank: the reference is the model without its adapter"
-        raise ConfigError("--ref-reset-every", config.algo.ref_reset_every, problem, "Leave one of the two out.")
-    if lora.lora_dropout and config.algo.old_logprobs == "behaviour":
-        problem = "needs the log-probabilities of the model as it is in the step, and the recorded ones are of the whole adapter"
-        raise ConfigError("--lora-dropout", lora.lora_dropout, problem, "Leave out --old-logprobs behaviour.")
-    check_dora(lora, config.learner.zero_stage)
-    if config.weights.publish == "adapter":
-        _check_native(config)
-    if config.learner.load_in_4bit:
-        _check_4bit(config)
+    check_dora(lora, learner.zero_stage)
+    if learner.load_in_4bit:
+        check_divided_4bit(learner.zero_stage)
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise ConfigError("--load-in-4bit", True, "needs bitsandbytes, which is not installed", "pip install 'agentrl[qlora]'")
+
+
+UNUSED = "has no effect without an adapter", "Add --lora-rank 16, or leave it out."
 
 
 def _check_native(config: TrainConfig) -> None:
@@ -87,24 +104,6 @@ def _check_native(config: TrainConfig) -> None:
         raise ConfigError("--publish", config.weights.publish, problem, "Leave out --publish or --ray-address.")
     if lora.lora_rank > NATIVE_RANKS[-1]:
         raise ConfigError("--lora-rank", lora.lora_rank, f"is above {NATIVE_RANKS[-1]}, the most that vLLM takes", "Leave out --publish.")
-
-
-def _check_4bit(config: TrainConfig) -> None:
-    if config.weights.publish == "adapter":
-        problem = "would leave the model in the engines whole, and the learner's in 4 bits"
-        raise ConfigError("--publish", config.weights.publish, problem, "Leave out --publish or --load-in-4bit.")
-    check_4bit(config.learner.zero_stage)
-
-
-def check_4bit(zero_stage: int) -> None:
-    """Refuse frozen weights in 4 bits where their package is missing, or ZeRO would divide them.
-
-    Raises:
-        ConfigError: If so.
-    """
-    check_divided_4bit(zero_stage)
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("--load-in-4bit", True, "needs bitsandbytes, which is not installed", "pip install 'agentrl[qlora]'")
 
 
 def check_optimizer(settings: OptimizerSettings) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from agentrl.algo.plan import AlgoConfig
 from agentrl.assets import model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
-from agentrl.config.learner_rules import check_4bit, check_computation, needing_gpus
+from agentrl.config.learner_rules import check_adapter, check_computation, needing_gpus
 from agentrl.config.methods import Method
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.sections import changed
@@ -26,10 +26,9 @@ from agentrl.config.tune import (
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
-from agentrl.core.settings import flag, listed, refuse_set
+from agentrl.core.settings import flag, listed
 from agentrl.core.tokenizers import check_teacher
 from agentrl.learner.backends import facts_of_backend
-from agentrl.learner.deepspeed.plan import check_dora
 from agentrl.learner.plan import ComputeConfig, LearnerConfig
 from agentrl.resolve.ranks import is_rank, world_size
 from agentrl.rollout.tasks import check_model
@@ -70,6 +69,7 @@ def check(method: Method, config: TuneConfig, device: Literal["cpu", "cuda"]) ->
     for rule in RULES:
         rule(method, config)
     learner = learner_of(config, device)
+    check_adapter(learner, config.lora)
     for name, value in needing_gpus(learner) if device == "cpu" else ():
         raise ConfigError(name, value, "needs a GPU, and this machine has none", "Leave the flag out.")
     frozen = bool(getattr(config.method, "teacher", "")) or (hasattr(config.method, "reference") and not config.lora.lora_rank)
@@ -148,20 +148,6 @@ def _ranks(method: Method, config: TuneConfig) -> None:
     if is_rank() and config.run.run_dir is None and not config.run.resume:
         problem = "is required where torchrun or srun starts the ranks, which must agree on it"
         raise ConfigError("--run-dir", None, problem, "Name a directory that all of them see.")
-
-
-def _lora(method: Method, config: TuneConfig) -> None:
-    lora = config.lora
-    if not lora.lora_rank:
-        unused = "has no effect without an adapter", "Add --lora-rank 16, or leave it out."
-        refuse_set(lora, (), *unused)
-        refuse_set(config.optim, ("load_in_4bit",), *unused)
-        return
-    if not lora.target_names:
-        raise ConfigError("--lora-target-modules", lora.lora_target_modules, "names no layer", "Leave it out for all-linear.")
-    check_dora(lora, config.optim.zero_stage)
-    if config.optim.load_in_4bit:
-        check_4bit(config.optim.zero_stage)
 
 
 def _computation(method: Method, config: TuneConfig) -> None:
@@ -247,6 +233,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _ranks, _lora, _computation),
+    *(_packages, _data, _ranks, _computation),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )
