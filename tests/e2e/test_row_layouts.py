@@ -30,13 +30,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 EXPERTS = [SPREAD[0], SPREAD[1]]
 
 
-def with_experts(settings: LearnerSettings) -> LearnerSettings:
-    """The settings with a load-balancing loss."""
-    from dataclasses import replace
-
-    return replace(settings, algo=AlgoConfig(aux_loss_coef=0.5))
-
-
 def step_of(settings: LearnerSettings, name: str, rank: int, world: int, port: int) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The gradient of a step on ragged rows, whole or this rank's parts, and its metrics."""
     from agentrl.learner.deepspeed.ranks import join
@@ -95,13 +88,13 @@ def whole(parts: list[Tensor], shape: torch.Size) -> Tensor:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_has_the_gradient_and_the_metrics_of_one_rank(layout: str, model: str, other: str, experts: str, tmp_path: Path) -> None:
     world, learner = LAYOUTS[layout]
-    cases = {named(case): (model, case, False) for case in SPREAD}
+    cases = {named(case): (model, case, other, None) for case in SPREAD}
     if "layers" not in layout:  # experts are not divided
-        cases |= {f"{named(case)} experts": (experts, case, True) for case in EXPERTS}
+        balanced = AlgoConfig(aux_loss_coef=0.5)
+        cases |= {f"{named(case)} experts": (experts, case, experts, balanced) for case in EXPERTS}
 
-    def settings(chosen: str, case: tuple[str, Any], balanced: bool, **rest: Any) -> LearnerSettings:
-        made = settings_of(chosen, *case, chosen if balanced else other, **{"learner_backend": "deepspeed", **rest})
-        return with_experts(made) if balanced else made
+    def settings(chosen: str, case: tuple[str, Any], second: str, algo: AlgoConfig | None, **rest: Any) -> LearnerSettings:
+        return settings_of(chosen, *case, second, algo, **{"learner_backend": "deepspeed", **rest})
 
     spread = {each: (settings(*case, **learner), case[1][0]) for each, case in cases.items()}
     mp.spawn(on_a_rank, args=(free_ports(len(cases)), spread, tmp_path, world), nprocs=world)

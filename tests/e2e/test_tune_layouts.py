@@ -18,6 +18,7 @@ import torch.multiprocessing as mp
 from PIL import Image
 
 from agentrl.assets import VISION_MODEL, located_model, tiny_model_path
+from agentrl.track.jsonl import read_lines
 from agentrl.tune import tune
 from envs.shapes import COLOURS, make_tasks
 from tests.e2e.runs import ROOT
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 RANKS, ROWS, STEPS = 2, 8, 4
 METHODS = ("sft", "dpo")
 COMMON: dict[str, Any] = {"num_steps": STEPS, "batch_size": ROWS, "micro_batch_size": 2, "max_length": 96, "lr_schedule": "constant"}
-COMMON |= {"learning_rate": 1e-3, "eval_size": 0, "record_rows": 0, "tensorboard": False, "token_cache": "none"}
+COMMON |= {"learning_rate": 1e-3, "eval_size": 0, "record_rows": 4, "tensorboard": False, "token_cache": "none"}
 
 
 @dataclass(frozen=True)
@@ -137,19 +138,28 @@ def steps_of(run: Path) -> list[dict[str, float]]:
     return [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row.get("loss") is not None]
 
 
+def recorded(run: Path) -> list[float]:
+    """Losses of single rows, before the first step and after the last."""
+    losses = [line["loss"] for line in read_lines(run / "rows.jsonl") if line.get("loss") is not None]
+    assert len(losses) == 8
+    return losses
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_ranks_train_as_one_does(layout: str, method: str, trained: Path, models: Any, data: Any, tmp_path: Path) -> None:
     if layout in QUANTISED:
         pytest.importorskip("bitsandbytes")
-    failed = trained / f"{layout}, {method}.txt"
+    name = f"{layout}, {method}"
+    failed = trained / f"{name}.txt"
     assert not failed.exists(), failed.read_text()
-    found = steps_of(trained / f"{layout}, {method}")
+    found = steps_of(trained / name)
     expected = steps_of(tune(method, run_dir=tmp_path / "alone", **settings_of(layout, method, models, data)).run_dir)
     rounding = LAYOUTS[layout].rounding
     assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in expected], abs=rounding)
+    assert recorded(trained / name) == pytest.approx(recorded(tmp_path / "alone"), abs=20 * rounding)
     assert found[0]["grad_norm"] == pytest.approx(expected[0]["grad_norm"], rel=1e-4)
     assert len(found) == STEPS
     assert found[-1]["loss"] < found[0]["loss"] - 10 * rounding
-    names = {path.name for path in (trained / f"{layout}, {method}" / "model").iterdir()}
+    names = {path.name for path in (trained / name / "model").iterdir()}
     assert ("adapter_model.safetensors" if "lora_rank" in LAYOUTS[layout].same else "model.safetensors") in names
