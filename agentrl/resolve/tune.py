@@ -27,7 +27,7 @@ from agentrl.resolve.directories import default_directory
 from agentrl.resolve.ranks import holds_directory
 from agentrl.resolve.saved import AUTO
 from agentrl.resolve.steps import Steps
-from agentrl.resolve.tune_rules import check, check_models, learner_of, micro_batch, num_ranks, with_best, with_learning_rate
+from agentrl.resolve.tune_rules import check, check_models, learner_of, num_ranks, with_best, with_learning_rate
 
 
 class TuneCommand(Command[TuneConfig]):
@@ -45,16 +45,14 @@ def _command(name: str) -> TuneCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The ranks of a run, and the part of a step that each has.
+    """The ranks of a run.
 
     Attributes:
         num_ranks: Ranks.
-        micro_batch_size: Rows that go through the model at once on one rank.
         device: Device on which the ranks exchange gradients.
     """
 
     num_ranks: int
-    micro_batch_size: int
     device: Literal["cpu", "cuda"]
 
 
@@ -92,7 +90,7 @@ class TunePlan:
         run = steps.settings.run
         path = run.run_dir if run.resume in ("", AUTO) else Path(run.resume)
         config = changed(steps.settings, run_dir=absolute_path(path or default_directory(method.command)))
-        ranks = RankPlan(num_ranks=num_ranks(config), micro_batch_size=micro_batch(config), device=device)
+        ranks = RankPlan(num_ranks=num_ranks(config), device=device)
         return cls(method=method, settings=config, sources=steps.sources, ranks=ranks, unnamed=path is None)
 
     @property

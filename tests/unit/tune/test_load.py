@@ -152,10 +152,10 @@ def test_settings_given_in_python():
 @pytest.mark.parametrize(("batch", "ranks", "given", "expected"), [(32, 1, 0, 8), (32, 2, 0, 8), (6, 1, 0, 6), (7, 2, 0, 4), (32, 1, 5, 5)])
 def test_rows_of_a_micro_batch_are_few_and_no_more_than_a_rank_has(batch: int, ranks: int, given: int, expected: int):
     plan = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "micro_batch_size": given})
-    assert plan.ranks.micro_batch_size == expected
+    assert plan.learner.micro_batch_tokens == expected * 1024
     if ranks == 2:  # both run the same rows
         together = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "sequence_parallel": 2})
-        assert together.ranks.micro_batch_size == min(batch, 8)
+        assert together.learner.micro_batch_tokens == min(batch, 8) * 1024
 
 
 def test_a_resumed_run_may_not_learn_otherwise(tmp_path: Path):
