@@ -100,9 +100,6 @@ def _a_teacher_can_be_heard(config: TrainConfig) -> None:
         raise ConfigError("--old-logprobs", "interpolated", problem, "Leave out one of the two.")
     if algo.teacher_loss == "sampled" and algo.teacher_top_k != defaults.teacher_top_k:
         raise ConfigError("--teacher-top-k", algo.teacher_top_k, "has no effect on sampled tokens", "Add --teacher-loss forward.")
-    if algo.teacher_loss != "sampled" and config.learner.sequence_parallel * config.learner.learner_tensor_parallel > 1:
-        problem = "compares several tokens at each place, which ranks that share a row do not"
-        raise ConfigError("--teacher-loss", algo.teacher_loss, problem, "Use --teacher-loss sampled.")
     (_a_served_teacher_fits_the_run if served_teachers(algo.teacher) else _a_teacher_fits_the_learner)(config)
 
 
@@ -113,9 +110,6 @@ def _a_teacher_fits_the_learner(config: TrainConfig) -> None:
         raise ConfigError("--teacher", algo.teacher, problem, "Give --teacher self --teacher-template FILE, or neither.")
     if algo.teacher == SELF:
         check_hint_template(algo.teacher_template)
-    elif config.learner.learner_tensor_parallel > 1:
-        remedy = f"Use --zero-stage 3 to divide models, or --teacher engine:{algo.teacher}."
-        raise ConfigError("--teacher", algo.teacher, "does not go with --learner-tensor-parallel", remedy)
 
 
 def _a_served_teacher_fits_the_run(config: TrainConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrl.cluster.plan import FEWER_GPUS, gpus_of
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
+from agentrl.config.learner_rules import needing_gpus
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
@@ -15,7 +16,6 @@ from agentrl.core.process import num_gpus
 from agentrl.core.settings import refuse_set
 from agentrl.engine.engine_args import check_engine_args
 from agentrl.engine.facts import AUTO, ENGINES, EngineFacts
-from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.plan import LearnerConfig
 
 
@@ -131,9 +131,7 @@ def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:
     for flag, value, wanted in (
         ("--colocate", True, isinstance(config, TrainConfig) and config.weights.colocate),
         ("--engine-dtype", "float16", engine.engine_dtype == "float16"),
-        ("--offload", " ".join(learner.offload), bool(learner.offload)),
-        *(("--deepspeed-args", name, True) for name in facts_of_backend(learner.learner_backend).on_gpu(learner)),
-        ("--attn-implementation", learner.attn_implementation, learner.attn_implementation.startswith("flash")),
+        *((*given, True) for given in needing_gpus(learner)),
     ):
         if wanted:
             remedy = "Leave the flag out, or join a cluster with --ray-address."

@@ -19,8 +19,7 @@ from agentrl.algo.objectives.reward_model import RewardModelOptions
 from agentrl.algo.objectives.sft import SftOptions
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
 from agentrl.env.plan import ImageConfig
-from agentrl.learner.optimizer_table import BETAS, OptimizerName
-from agentrl.learner.plan import LoraConfig
+from agentrl.learner.plan import ComputeConfig, LoraConfig
 from agentrl.rollout.plan import ModelConfig
 from agentrl.track.plan import TrackConfig
 
@@ -43,8 +42,8 @@ class TuneRunConfig:
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
     resume: Annotated[str, ResumeMayChange] = ""
     """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
-    num_ranks: Count = 1
-    """Data-parallel ranks, each a process of this machine. Under torchrun or ``srun`` the ranks are theirs, and this is left out."""
+    num_ranks: Annotated[Count, Alias("--num-learners")] = 1
+    """Ranks, each a process of this machine. Under torchrun or ``srun`` the ranks are theirs, and this is left out."""
     record_rows: Annotated[CountOrZero, ResumeMayChange] = 16
     """Rows at most whose tokens are written to ``rows.jsonl`` with their losses before the first step and after the last, half of them held
     out where there are such, together at most 16,384 tokens; 0: none. See ``docs/viewer.md``."""
@@ -159,8 +158,8 @@ class StepsDataConfig(TuneDataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    """Batches, the optimizer, and DeepSpeed."""
+class OptimConfig(ComputeConfig):
+    """Batches, the optimizer, and the ways in which ranks compute a step."""
 
     batch_size: Annotated[Count, Alias("--train-batch-size")] = 32
     """Rows of an optimizer step, over all ranks."""
@@ -170,29 +169,15 @@ class OptimConfig:
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Shape of the learning rate after warm-up, down to 0 for ``linear`` and ``cosine``."""
-    lr_warmup_steps: CountOrZero = 0
-    """Steps over which the learning rate rises from 0."""
-    optimizer: Annotated[OptimizerName, Alias("--optim")] = "adamw"
-    """``muon``: torch's for the matrices of layers, AdamW for embeddings, output layer and vectors; ``adafactor``: torch's, whose update is
-    the learning rate times the size of a parameter (root mean square). Both need ``--zero-stage 0``. ``adamw_8bit``: that of bitsandbytes,
-    which keeps its state in 8 bits (``pip install 'agentrl[qlora]'``)."""
-    weight_decay: NonNegative = 0.0
-    """Weight decay of matrices; vectors do not decay."""
-    adam_betas: tuple[Fraction, Fraction] = BETAS
-    """Decay rates of AdamW's two moments."""
-    max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this global norm."""
+    """Shape of the learning rate after warm-up."""
     zero_stage: Annotated[int, Ge(0), Le(3)] = 0
     """DeepSpeed ZeRO stage; in bfloat16 0 means 1. One rank in float32 without ZeRO trains without DeepSpeed."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Alias("--learner-dtype")] = "auto"
     """Data type of the computation. ``auto``: float32 on CPU, bfloat16 on GPU and where ``--weight-dtype`` is."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
     """``bfloat16``: the same as ``--dtype bfloat16``, whose updates are those of float32 weights."""
-    load_in_4bit: bool = False
-    """Keep the frozen weights beside an adapter in 4 bits (QLoRA); needs ``pip install 'agentrl[qlora]'``."""
     liger_kernels: bool = False
     """Refused: the learner has no such kernels."""
 

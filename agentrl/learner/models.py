@@ -156,15 +156,20 @@ class PolicyModel(nn.Module):
 
         Returns:
             Log-probabilities of the tempered distribution # [a] (or more of them: `agentrl.learner.head.token_scores`), its entropies in
-            nats # [a], and the load of the experts as `routing_load` gives it, or nothing # [2, experts]; all float32.
+            nats # [a], and the load of the experts as `routing_load` gives it, or nothing # [2, experts]; all float32. With `hidden` the
+            first are what enters the output layer at this rank's predictions. # [p, hidden]
         """
         if self.sequence is None:
             new, entropy, load = self._score(micro, micro.inputs())
         else:
             part, inputs, mine = self.sequence.cut(micro)
             new, entropy, load = self._score(part, inputs)
-            new, entropy = self.sequence.gather(new, mine), self.sequence.gather(entropy, mine)
-        return micro.by_action(new), micro.by_action(entropy), load
+            if self.routing:
+                load = self.sequence.sum(load)
+            if not micro.hidden:
+                new, entropy = self.sequence.gather(new, mine), self.sequence.gather(entropy, mine)
+        # Another model's output layer reads hidden states where they were computed.
+        return (new, entropy, load) if micro.hidden else (micro.by_action(new), micro.by_action(entropy), load)
 
     def _score(self, micro: MicroBatch, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         inputs = inputs | {"use_cache": False} | ({"output_router_logits": True} if self.routing else {})
@@ -199,21 +204,39 @@ class PolicyModel(nn.Module):
         return output, *scores_in_chunks(logits, micro.targets, micro.temperature, entropy_gradient=gradient, top_k=micro.top_k)
 
 
-class HeadModel(nn.Module):
-    """A reward model or process reward model, whose head is read at the places of a micro-batch."""
+class ReadModel(nn.Module):
+    """A model whose outputs are read at the places of a micro-batch."""
 
     model: Any
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.sequence: SequenceGroup | None = None  # ranks to run micro-batches with
+
+    def outputs(self, micro: MicroBatch) -> Tensor:
+        """Return the outputs at the places of a micro-batch. # [a, ...]."""
+        if self.sequence is None:
+            return micro.by_action(self._read(micro, micro.inputs()))
+        part, inputs, mine = self.sequence.cut(micro)
+        return micro.by_action(self.sequence.gather(self._read(part, inputs), mine))
+
+    def _read(self, micro: MicroBatch, inputs: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
+
+
+class HeadModel(ReadModel):
+    """A reward model or process reward model, whose head is read at the places of a micro-batch."""
 
     def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the outputs of the head, float32, and no entropies and loads. # [a], or [a, labels] of several; [0], [2, 0]."""
-        hidden = self.model.base_model(**micro.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)[micro.select]
-        found = self.model.score(hidden).float()
-        outputs = micro.by_action(found[:, 0] if found.shape[1] == 1 else found)
+        outputs = self.outputs(micro)
         return outputs, outputs.new_zeros(0), outputs.new_zeros(2, 0)
+
+    def _read(self, micro: MicroBatch, inputs: dict[str, Any]) -> Tensor:
+        hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)[micro.select]
+        found: Tensor = self.model.score(hidden).float()
+        return found[:, 0] if found.shape[1] == 1 else found
 
 
 @torch.no_grad()
@@ -303,29 +326,22 @@ class _Float32Linear(nn.Linear):
         return nn.functional.linear(input.float(), self.weight.float())
 
 
-class ValueModel(nn.Module):
+class ValueModel(ReadModel):
     """Value of the state in which each action token is about to be sampled.
 
     The new output layer starts at 0, so that the first values are 0 whatever the seed.
     """
 
-    model: Any
-
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.head = _Float32Linear(text_part(self.model.config)["hidden_size"], 1, bias=False, dtype=self.model.dtype)
         nn.init.zeros_(self.head.weight)
-        self.sequence: SequenceGroup | None = None  # ranks to run micro-batches with
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Values of the action tokens of a micro-batch. # [a] float32."""
-        if self.sequence is None:
-            return micro.by_action(self._value(micro, micro.inputs()))
-        part, inputs, mine = self.sequence.cut(micro)
-        return micro.by_action(self.sequence.gather(self._value(part, inputs), mine))
+        return self.outputs(micro)
 
-    def _value(self, micro: MicroBatch, inputs: dict[str, Any]) -> Tensor:
+    def _read(self, micro: MicroBatch, inputs: dict[str, Any]) -> Tensor:
         hidden: Tensor = self.model(**inputs, use_cache=False).last_hidden_state
         values: Tensor = self.head(hidden.flatten(0, 1)[micro.select])[:, 0]
         return values

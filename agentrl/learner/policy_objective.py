@@ -191,7 +191,7 @@ class PolicyObjective(Objective):
         def score(micro: MicroBatch) -> Tensor:
             new: Tensor
             new, entropy, load = self.models.policy(micro)
-            loads.append(load[0])
+            loads.append(load[0] * self.ranks.leads)
             if self.ranks.leads:
                 entropies[micro.actions] = entropy
             return new

@@ -105,7 +105,8 @@ class RowsObjective(Objective):
         """Return how often each expert is chosen in each update. # [updates, experts]."""
         with self.run.clock.phase("experts"), torch.no_grad():
             loads = [[self.run.models.policy(micro)[2][0] for micro in self.run.on_device(update)] for update in updates]
-        return self.run.ranks.sum(torch.stack([torch.stack(part).sum(0) for part in loads]))
+        # Ranks that run the same micro-batches have the same loads.
+        return self.run.ranks.sum(torch.stack([torch.stack(part).sum(0) for part in loads]) * self.run.ranks.leads)
 
     def asked(self, micro: MicroBatch) -> MicroBatch:
         """Return a micro-batch that asks for the likeliest tokens too, if they are reported, or for the divergence from the teacher."""

@@ -66,26 +66,32 @@ class SequenceGroup:
         return replace(micro, **changed)
 
     def gather(self, scores: Tensor, mine: Tensor) -> Tensor:
-        """Return the scores of all predictions of a micro-batch # [p], made of those of each rank's part."""
-        exchange: Any = _Gather
-        gathered: Tensor = exchange.apply(scores, mine, self.group)
-        return gathered
+        """Return the scores of all predictions of a micro-batch # [p, ...], made of those of each rank's part."""
+        everything = scores.new_zeros(len(mine), *scores.shape[1:])
+        everything[mine] = scores
+        return self.sum(everything)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Return the sum of the parts that the ranks have of something; its gradient is that of each part."""
+        exchange: Any = _Sum
+        total: Tensor = exchange.apply(part, self.group)
+        return total
 
 
-class _Gather(torch.autograd.Function):
-    """Every rank of a group computes the same loss of all scores; the gradient of a score is needed where it was computed."""
+class _Sum(torch.autograd.Function):
+    """Every rank of a group computes the same loss of the sum; the gradient of a part is needed where it was computed."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.save_for_backward(mine)
-        everything = scores.new_zeros(len(mine)).masked_scatter(mine, scores)
-        dist.all_reduce(everything, group=group)
-        return everything
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        del ctx
+        total = part.clone()
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (mine,) = ctx.saved_tensors
-        return gradients[0][mine], None, None
+        del ctx
+        return gradients[0], None
 
 
 def join_group(ranks: Ranks) -> SequenceGroup:

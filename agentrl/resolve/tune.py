@@ -22,12 +22,12 @@ from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_path
 from agentrl.core.process import cuda_device_count
-from agentrl.learner.optimizer_table import OPTIMIZERS
+from agentrl.learner.plan import LearnerConfig
 from agentrl.resolve.directories import default_directory
 from agentrl.resolve.ranks import holds_directory
 from agentrl.resolve.saved import AUTO
 from agentrl.resolve.steps import Steps
-from agentrl.resolve.tune_rules import check, check_models, micro_batch, num_ranks, with_best, with_learning_rate
+from agentrl.resolve.tune_rules import check, check_models, learner_of, num_ranks, with_best, with_learning_rate
 
 
 class TuneCommand(Command[TuneConfig]):
@@ -45,16 +45,14 @@ def _command(name: str) -> TuneCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The ranks of a run, and the part of a step that each has.
+    """The ranks of a run.
 
     Attributes:
         num_ranks: Ranks.
-        micro_batch_size: Rows that go through the model at once on one rank.
         device: Device on which the ranks exchange gradients.
     """
 
     num_ranks: int
-    micro_batch_size: int
     device: Literal["cpu", "cuda"]
 
 
@@ -86,12 +84,13 @@ class TunePlan:
         steps = Steps(loaded.settings, loaded.sources)
         steps = steps.follow("model", with_learning_rate(method, steps.settings))
         steps = steps.follow("settings", with_best(steps.settings))
-        check(method, steps.settings)
+        device: Literal["cpu", "cuda"] = "cuda" if cuda_device_count() else "cpu"
+        check(method, steps.settings, device)
         refuse_hidden(steps.settings)
         run = steps.settings.run
         path = run.run_dir if run.resume in ("", AUTO) else Path(run.resume)
         config = changed(steps.settings, run_dir=absolute_path(path or default_directory(method.command)))
-        ranks = RankPlan(num_ranks=num_ranks(config), micro_batch_size=micro_batch(config), device="cuda" if cuda_device_count() else "cpu")
+        ranks = RankPlan(num_ranks=num_ranks(config), device=device)
         return cls(method=method, settings=config, sources=steps.sources, ranks=ranks, unnamed=path is None)
 
     @property
@@ -100,16 +99,9 @@ class TunePlan:
         return Path(self.settings.run.run_dir or "")
 
     @property
-    def bf16(self) -> bool:
-        """True for training in bfloat16."""
-        optim = self.settings.optim
-        by_default = optim.dtype == "auto" and self.ranks.device == "cuda" and not OPTIMIZERS[optim.optimizer].whole
-        return "bfloat16" in (optim.dtype, optim.weight_dtype) or by_default
-
-    @property
-    def needs_deepspeed(self) -> bool:
-        """True where PyTorch alone does not train: on several ranks, with ZeRO, and in bfloat16."""
-        return self.ranks.num_ranks > 1 or bool(self.settings.optim.zero_stage) or self.bf16
+    def learner(self) -> LearnerConfig:
+        """The settings of the learner."""
+        return learner_of(self.settings, self.ranks.device)
 
     def to_json(self) -> str:
         """Return the plan as ``--dry-run`` prints it and ``config.json`` holds it; without ``resume``, which is no part of the run."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import string
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Literal
 
+from agentrl.algo.plan import AlgoConfig
 from agentrl.assets import model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
-from agentrl.config.learner_rules import check_4bit, check_optimizer
+from agentrl.config.learner_rules import check_adapter, check_computation, needing_gpus
 from agentrl.config.methods import Method
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.sections import changed
@@ -23,9 +26,10 @@ from agentrl.config.tune import (
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
-from agentrl.core.settings import flag, listed, refuse_set
+from agentrl.core.settings import flag, listed
 from agentrl.core.tokenizers import check_teacher
-from agentrl.learner.deepspeed.plan import check_dora
+from agentrl.learner.backends import facts_of_backend
+from agentrl.learner.plan import ComputeConfig, LearnerConfig
 from agentrl.resolve.ranks import is_rank, world_size
 from agentrl.rollout.tasks import check_model
 
@@ -56,14 +60,20 @@ def with_best(config: TuneConfig) -> TuneConfig:
     return changed(config, keep_best="loss") if config.eval.early_stopping and not config.eval.keep_best else config
 
 
-def check(method: Method, config: TuneConfig) -> None:
-    """Check that settings go together.
+def check(method: Method, config: TuneConfig, device: Literal["cpu", "cuda"]) -> None:
+    """Check that settings go together, and with the kind of device that trains.
 
     Raises:
         ConfigError: For the first that does not.
     """
     for rule in RULES:
         rule(method, config)
+    learner = learner_of(config, device)
+    check_adapter(learner, config.lora)
+    for name, value in needing_gpus(learner) if device == "cpu" else ():
+        raise ConfigError(name, value, "needs a GPU, and this machine has none", "Leave the flag out.")
+    frozen = bool(getattr(config.method, "teacher", "")) or (hasattr(config.method, "reference") and not config.lora.lora_rank)
+    check_computation(learner, AlgoConfig(), config.lora, frozen=frozen)
 
 
 def _packages(method: Method, config: TuneConfig) -> None:
@@ -104,32 +114,40 @@ def num_ranks(config: TuneConfig) -> int:
 
 
 def micro_batch(config: TuneConfig) -> int:
-    """Return the rows that go through the model at once on one rank."""
-    return config.optim.micro_batch_size or min(MAX_MICRO, -(-config.optim.batch_size // num_ranks(config)))
+    """Return the rows that go through the model at once on one rank, or on those that run a micro-batch together."""
+    optim = config.optim
+    together = optim.sequence_parallel * optim.learner_tensor_parallel
+    return optim.micro_batch_size or min(MAX_MICRO, -(-optim.batch_size * together // num_ranks(config)))
 
 
-def _optimizer(method: Method, config: TuneConfig) -> None:
-    check_optimizer(config.optim)
+SAME = (*(item.name for item in fields(ComputeConfig)), "zero_stage", "learning_rate", "lr_schedule", "gradient_checkpointing")
+"""Settings that the learner has under the same names."""
+
+
+def learner_of(config: TuneConfig, device: Literal["cpu", "cuda"]) -> LearnerConfig:
+    """Return the settings of the learner for a run: of PyTorch alone where that does everything they ask for, else of DeepSpeed."""
+    optim = config.optim
+    learner = LearnerConfig(
+        num_learners=num_ranks(config),
+        learner_dtype="bfloat16" if optim.weight_dtype == "bfloat16" else optim.dtype,
+        micro_batch_tokens=micro_batch(config) * config.data.max_length,
+        train_vision=True,
+        **{name: getattr(optim, name) for name in SAME},
+    )
+    if learner.dtype(device) == "bfloat16":
+        return learner
+    alone = replace(learner, learner_backend="torch")
+    try:
+        facts_of_backend(alone.learner_backend).check(alone, AlgoConfig(), config.lora)
+    except ConfigError:
+        return learner
+    return alone
 
 
 def _ranks(method: Method, config: TuneConfig) -> None:
     if is_rank() and config.run.run_dir is None and not config.run.resume:
         problem = "is required where torchrun or srun starts the ranks, which must agree on it"
         raise ConfigError("--run-dir", None, problem, "Name a directory that all of them see.")
-
-
-def _lora(method: Method, config: TuneConfig) -> None:
-    lora = config.lora
-    if not lora.lora_rank:
-        unused = "has no effect without an adapter", "Add --lora-rank 16, or leave it out."
-        refuse_set(lora, (), *unused)
-        refuse_set(config.optim, ("load_in_4bit",), *unused)
-        return
-    if not lora.target_names:
-        raise ConfigError("--lora-target-modules", lora.lora_target_modules, "names no layer", "Leave it out for all-linear.")
-    check_dora(lora, config.optim.zero_stage)
-    if config.optim.load_in_4bit:
-        check_4bit(config.optim.zero_stage)
 
 
 def _computation(method: Method, config: TuneConfig) -> None:
@@ -215,6 +233,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _optimizer, _ranks, _lora, _computation),
+    *(_packages, _data, _ranks, _computation),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )

@@ -31,8 +31,11 @@ def follow_launcher() -> None:
 
 
 @contextmanager
-def joined(device: Literal["cpu", "cuda"], *, deepspeed: bool) -> Iterator[Ranks]:
-    """Within the block, this process is one of the ranks; a process that is alone needs DeepSpeed only where it is asked for."""
+def joined(device: Literal["cpu", "cuda"], *, deepspeed: bool, **together: int) -> Iterator[Ranks]:
+    """Within the block, this process is one of the ranks; a process that is alone needs DeepSpeed only where it is asked for.
+
+    `together` has the numbers of ranks that run each micro-batch together, by their names in `agentrl.learner.deepspeed.ranks.join`.
+    """
     os.environ["DS_ACCELERATOR"] = device
     import torch
 
@@ -54,9 +57,8 @@ def joined(device: Literal["cpu", "cuda"], *, deepspeed: bool) -> Iterator[Ranks
     port = int(env.get("MASTER_PORT", "29500")) if is_rank() else 29500  # one rank opens no port
     rank, size = (int(env.get("RANK", "0")), world_size()) if is_rank() else (0, 1)
     local = int(env.get("LOCAL_RANK", rank)), int(env.get("LOCAL_WORLD_SIZE", size))
-    ranks = join(
-        rank, size, master_port=port, master_addr=env.get("MASTER_ADDR", LOOPBACK), device=device, timeout_s=TIMEOUT_S, place=local
-    )
+    address = env.get("MASTER_ADDR", LOOPBACK)
+    ranks = join(rank, size, master_port=port, master_addr=address, device=device, timeout_s=TIMEOUT_S, place=local, **together)
     if size == 1:
         torch.set_num_threads(cores)
     try:

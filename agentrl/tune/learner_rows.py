@@ -16,7 +16,6 @@ from agentrl.assets import model_path
 from agentrl.core.images import locate
 from agentrl.core.model_shape import text_part, trained_positions
 from agentrl.core.types import ints
-from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.row_objective import LabelledRows
 from agentrl.learner.rows import TokenRow
 from agentrl.learner.settings import LearnerSettings, ObjectiveSettings
@@ -24,12 +23,6 @@ from agentrl.resolve.tune import TunePlan
 from agentrl.rollout.images import ImageReader
 from agentrl.tune.row_table import Row
 from agentrl.tune.row_text import IGNORED
-
-SAME = (
-    *("zero_stage", "learning_rate", "lr_schedule", "lr_warmup_steps", "optimizer", "weight_decay", "adam_betas"),
-    *("max_grad_norm", "gradient_checkpointing", "load_in_4bit"),
-)
-"""Settings of the optimizer that the learner has under the same names."""
 
 
 class RowMaker:
@@ -98,20 +91,12 @@ class RowMaker:
 
 def learner_settings(plan: TunePlan, steps: int) -> LearnerSettings:
     """Return the settings of the learner for a run of so many steps."""
-    settings, optim, own = plan.settings, plan.settings.optim, plan.settings.method
+    settings, own = plan.settings, plan.settings.method
     model = model_path(settings.model.model)
     config = AutoConfig.from_pretrained(model, trust_remote_code=settings.model.trust_remote_code)
     # A mixture of experts says how much it is to be balanced.
     text = text_part(config)
     balance = text.get("router_aux_loss_coef") if text.get("num_experts_per_tok") else 0.0
-    learner = LearnerConfig(
-        learner_backend="deepspeed" if plan.needs_deepspeed else "torch",
-        num_learners=plan.ranks.num_ranks,
-        learner_dtype="bfloat16" if plan.bf16 else "float32",
-        micro_batch_tokens=plan.ranks.micro_batch_size * settings.data.max_length,
-        train_vision=True,
-        **{name: getattr(optim, name) for name in SAME},
-    )
     objective = ObjectiveSettings(
         name=plan.method.command,
         options=own,
@@ -123,7 +108,7 @@ def learner_settings(plan: TunePlan, steps: int) -> LearnerSettings:
     )
     return LearnerSettings(
         model=model,
-        learner=learner,
+        learner=plan.learner,
         algo=AlgoConfig(aux_loss_coef=float(balance or 0.0)),
         # The schedules of transformers reach 0 behind the last step, the learner's in it.
         num_steps=steps + 1,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.methods import METHODS
 from agentrl.core.errors import ClusterError, ConfigError
 from agentrl.core.process import refuse_import
+from agentrl.learner.backends import DEEPSPEED
 from agentrl.resolve.ranks import is_rank
 from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
@@ -59,7 +60,9 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     directory = open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
     prepared = encoded(plan, examples)
     directory.check_data(prepared.fingerprint)
-    with launch.joined(plan.ranks.device, deepspeed=plan.needs_deepspeed) as ranks:
+    learner = plan.learner
+    together = {"sequence_parallel": learner.sequence_parallel, "tensor_parallel": learner.learner_tensor_parallel}
+    with launch.joined(plan.ranks.device, deepspeed=learner.learner_backend == DEEPSPEED, **together) as ranks:
         # Imports DeepSpeed, which reads the kind of device that `joined` has set.
         from agentrl.tune.training import train
 

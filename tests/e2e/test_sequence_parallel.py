@@ -10,11 +10,22 @@ import torch
 import torch.multiprocessing as mp
 
 from agentrl.core.errors import ConfigError
-from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings, make_trees, write_model
+from tests.learner_support import (
+    CollectingSender,
+    gradients,
+    largest_difference,
+    make_groups,
+    make_settings,
+    make_trees,
+    write_experts,
+    write_model,
+)
 from tests.ports import free_ports
 
 GROUPS = (*make_groups(3, 4, seed=1), *make_trees(2, seed=1))
 CRITIC = {"advantage_estimator": "gae", "init_kl_coef": 0.1, "entropy_coef": 0.1}
+TAUGHT = {"teacher": "-teacher", "teacher_loss": "forward", "teacher_top_k": 5}
+BALANCED = {"aux_loss_coef": 0.5}
 LONG = {"gradient_checkpointing": True, "tiled_mlp": True}
 pytestmark = pytest.mark.timeout(600)
 CASES: dict[str, dict[str, Any]] = {
@@ -23,12 +34,16 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 2, sequence ratios": {"learner": {"zero_stage": 2, "micro_batch_tokens": 60}, "algo": {"policy_loss": "gspo"}},
     "stage 3, critic and reference": {"learner": {"zero_stage": 3, "micro_batch_tokens": 60}, "algo": CRITIC},
     "stage 3, long rows": {"learner": {"zero_stage": 3, "share_prompts": False, **LONG}},
+    "stage 2, the likeliest tokens of a teacher": {"learner": {"zero_stage": 2, "micro_batch_tokens": 60}, "algo": TAUGHT},
+    "stage 3, balanced experts": {"model": "-experts", "learner": {"zero_stage": 3, "micro_batch_tokens": 60}, "algo": BALANCED},
 }
 
 
 def settings(model: str, name: str, **learner: Any) -> Any:
+    """Settings of a case; the models beside the first one have names that begin with its name."""
     case = CASES[name]
-    return make_settings(model, learner=case["learner"] | learner, algo=case.get("algo"))
+    algo = {key: f"{model}{value}" if key == "teacher" else value for key, value in case.get("algo", {}).items()}
+    return make_settings(model + case.get("model", ""), learner=case["learner"] | learner, algo=algo)
 
 
 def everything(rank: int, ports: list[int], model: str, out: Path, world: int, size: int) -> None:
@@ -52,7 +67,11 @@ def step_metrics(model: str, port: int = 0, *, rank: int = 0, world_size: int = 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"), num_attention_heads=4, num_key_value_heads=2)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "model-teacher", seed=3, **heads)
+    write_experts(folder / "model-experts", norm_topk_prob=True, **heads)
+    return write_model(folder / "model", **heads)
 
 
 @pytest.mark.parametrize(("world", "size"), [(2, 2), (4, 4), (4, 2)])
@@ -62,6 +81,7 @@ def test_ranks_together_compute_what_one_does(model: str, tmp_path: Path, world:
     mp.spawn(everything, args=(ports, model, tmp_path, world, size), nprocs=world)
     for name in CASES:
         alone = gradients(settings(model, name, attn_implementation="sdpa"), GROUPS)
+        assert max(float(part.abs().max()) for part in alone.values()) > 1e-3
         for rank in range(world):
             assert largest_difference(alone, torch.load(tmp_path / f"{name}-{rank}.pt")) < 1e-5, name
     expected = step_metrics(model, attn_implementation="varlen")

@@ -17,6 +17,7 @@ from tests.unit.learner.test_attention import tiny
 
 GROUPS = make_groups(5, 4, seed=1)
 CRITIC = {"advantage_estimator": "gae", "init_kl_coef": 0.1, "entropy_coef": 0.1}
+TAUGHT = {"teacher": "-teacher", "teacher_loss": "forward", "teacher_top_k": 5}
 pytestmark = pytest.mark.timeout(600)
 CASES: dict[str, dict[str, Any]] = {
     "stage 0": {"learner": {"zero_stage": 0}},
@@ -24,13 +25,15 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 2, checkpointing": {"learner": {"zero_stage": 2, "micro_batch_tokens": 60, "gradient_checkpointing": True}},
     "stage 2, critic and reference": {"learner": {"zero_stage": 2, "micro_batch_tokens": 60}, "algo": CRITIC},
     "stage 3, critic and reference": {"learner": {"zero_stage": 3, "gradient_checkpointing": True}, "algo": CRITIC},
+    "stage 2, the likeliest tokens of a teacher": {"learner": {"zero_stage": 2, "micro_batch_tokens": 60}, "algo": TAUGHT},
 }
 TRAINED = ("stage 0", "stage 2, critic and reference", "stage 3, critic and reference")
 
 
 def settings(model: str, name: str, size: int) -> Any:
     case = CASES[name]
-    return make_settings(model, learner={"learner_tensor_parallel": size} | case["learner"], algo=case.get("algo"))
+    algo = {key: f"{model}{value}" if key == "teacher" else value for key, value in case.get("algo", {}).items()}
+    return make_settings(model, learner={"learner_tensor_parallel": size} | case["learner"], algo=algo)
 
 
 def train(model: str, name: str, out: Path, *, size: int, rank: int = 0, world_size: int = 1, ports: list[int] | None = None) -> None:
@@ -67,7 +70,9 @@ def everything(rank: int, ports: list[int], model: str, out: Path, world: int, s
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"), num_attention_heads=4, num_key_value_heads=2)
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "model-teacher", seed=3, num_attention_heads=4, num_key_value_heads=2)
+    return write_model(folder / "model", num_attention_heads=4, num_key_value_heads=2)
 
 
 def joined(parts: list[Tensor], shape: torch.Size) -> Tensor:

@@ -65,6 +65,26 @@ def test_a_plan_covers_every_row_once_and_keeps_groups_in_one_update(
     assert plans == plan_updates(lengths, group, updates=updates, ranks=ranks, budget=budget, packed=packed, hidden_size=8)
 
 
+PAIRS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=2), min_size=1, max_size=9)
+
+
+@given(PAIRS, st.integers(1, 4), st.integers(1, 100), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_both_rows_of_a_pair_are_in_one_micro_batch(pairs: list[list[int]], ranks: int, budget: int, packed: bool) -> None:
+    """A pair is two sequences, or one in which both rows share the beginning."""
+    lengths = [length for pair in pairs for length in pair]
+    group = [number for number, pair in enumerate(pairs) for _ in pair]
+    (plan,) = plan_updates(lengths, group, updates=1, ranks=ranks, budget=budget, packed=packed, hidden_size=8, whole_groups=True)
+    assert len({len(micros) for micros in plan.micros}) == 1
+    micros = [micro for rank in plan.micros for micro in rank]
+    assert sorted(row for micro in micros for row in micro) == list(range(len(lengths)))
+    for micro in micros:
+        members = {group[row] for row in micro}
+        assert len(micro) == sum(len(pairs[number]) for number in members)
+        size = sum(lengths[row] for row in micro) if packed else len(micro) * max((lengths[row] for row in micro), default=0)
+        assert len(members) <= 1 or size <= budget
+
+
 @given(groups(), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_layout_puts_every_action_behind_its_context(given_groups: tuple[Group, ...], packed: bool) -> None:

@@ -27,7 +27,7 @@ def check(learner: LearnerConfig, algo: AlgoConfig, lora: LoraConfig) -> None:
     if learner.learner_tensor_parallel > 1:
         _check_tensor_parallel(learner, algo, lora)
     if learner.sequence_parallel > 1:
-        _check_sequence_parallel(learner, algo)
+        _check_sequence_parallel(learner)
 
 
 def _check_optimizer(learner: LearnerConfig) -> None:
@@ -109,15 +109,13 @@ def _check_tensor_parallel(learner: LearnerConfig, algo: AlgoConfig, lora: LoraC
             raise ConfigError("--learner-tensor-parallel", size, f"does not go with {name}", "Leave out one of the two.")
 
 
-def _check_sequence_parallel(learner: LearnerConfig, algo: AlgoConfig) -> None:
+def _check_sequence_parallel(learner: LearnerConfig) -> None:
     size = learner.sequence_parallel
     if learner.num_learners % size:
         why = f"does not divide --num-learners {learner.num_learners}"
         raise ConfigError("--sequence-parallel", size, why, "Use a multiple of it for --num-learners.")
     if learner.attn_implementation in ("sdpa", "eager"):
         raise ConfigError("--sequence-parallel", size, f"needs packed rows, and {learner.attn_implementation} pads them", "Use varlen.")
-    if algo.aux_loss_coef:
-        raise ConfigError("--sequence-parallel", size, "does not go with --aux-loss-coef", "Set one of them only.")
 
 
 def check_dora(lora: LoraConfig, zero_stage: int) -> None:

@@ -37,7 +37,6 @@ KL_LOSS = ["--init-kl-coef", "0.1", "--use-kl-loss"]
         (["--teacher", "org/name", "--teacher-coef", "0"], "--teacher-coef", "help"),
         (["--teacher", "/no/such/model"], "--teacher", "is not a directory"),
         (["--teacher", "org/name", "--mini-batches", "2", *INTERPOLATE], "--old-logprobs", "Leave out one"),
-        (["--teacher", "org/name", "--learner-tensor-parallel", "2", "--num-learners", "2"], "--teacher", "--zero-stage 3"),
         (["--pass-at-k", "2"], "--pass-at-k", "or use --advantage-estimator pass_at_k"),
         (["--advantage-estimator", "pass_at_k", "--pass-at-k", "9", "--n-samples-per-prompt", "8"], "--pass-at-k", "at most 8"),
         (["--advantage-estimator", "pass_at_k", "--pass-at-k", "1"], "--pass-at-k", "help"),

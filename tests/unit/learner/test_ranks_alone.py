@@ -128,6 +128,17 @@ def test_a_gradient_goes_to_the_scores_that_a_rank_computed(monkeypatch: pytest.
     assert own.grad.tolist() == [10.0, 100.0]
 
 
+def test_several_numbers_of_each_place_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score with the likeliest tokens beside it, or logits of several labels; the other rank has the last two places."""
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: tensor[2:].add_(torch.tensor([[5.0, 6.0], [7.0, 8.0]])))
+    own = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    found = SequenceGroup(2, 0, None).gather(own, torch.tensor([True, True, False, False]))  # type: ignore[arg-type]
+    assert found.tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
+    (found * torch.arange(8.0).view(4, 2)).sum().backward()
+    assert own.grad is not None
+    assert own.grad.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
 def test_rows_of_a_chunk() -> None:
     assert sizes.chunk_rows(2**16) == 1024
     assert sizes.chunk_rows(2**20) == sizes.MIN_ROWS

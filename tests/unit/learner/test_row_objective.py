@@ -103,6 +103,13 @@ def ragged(name: str, number: int = ROWS) -> LabelledRows:
 
 
 def started(model: str, name: str, options: Any, other: str, algo: AlgoConfig | None = None, **learner: Any) -> LearnerState:
+    return load_state(settings_of(model, name, options, other, algo, **learner), join("torch", 0, 1, device="cpu"))
+
+
+def settings_of(
+    model: str, name: str, options: Any, other: str, algo: AlgoConfig | None = None, *, num_steps: int = 10, **learner: Any
+) -> LearnerSettings:
+    """Settings of a learner with an objective; `other` is its reference, or its teacher."""
     facts = facts_of(OBJECTIVES[name])
     objective = ObjectiveSettings(
         name=name,
@@ -111,16 +118,14 @@ def started(model: str, name: str, options: Any, other: str, algo: AlgoConfig | 
         teacher=other if facts.reads == "divergence" else "",
         task=TASKS.get(name, "CAUSAL_LM"),
     )
-    settings = LearnerSettings(
+    return LearnerSettings(
         model=model,
         learner=LearnerConfig(**(TINY | learner)),
         algo=algo or AlgoConfig(),
-        num_steps=10,
+        num_steps=num_steps,
         max_new_tokens=0,
         objective=objective,
     )
-    ranks = join("torch", 0, 1, device="cpu")
-    return load_state(settings, ranks)
 
 
 def one_step(state: LearnerState, rows: LabelledRows) -> tuple[dict[str, float], dict[str, Tensor]]:

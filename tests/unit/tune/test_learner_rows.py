@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.methods import METHODS
 from agentrl.resolve.tune import load_given
 from agentrl.tune.learner_rows import RowMaker, learner_settings
+from agentrl.tune.loop import save_model
 from agentrl.tune.row_text import IGNORED
 from tests.learner_support import write_experts
+from tests.unit.tune.plans import rows_of, state_of
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 
@@ -101,6 +105,22 @@ def test_the_models_of_an_objective_are_those_of_the_settings(tmp_path: Path) ->
     assert (pairs.reference, pairs.teacher, pairs.packs) == ("other", "", False)
     assert (taught.reference, taught.teacher) == ("", "wise")
     assert (judge.name, judge.task) == ("reward-model", "SEQ_CLS")
+
+
+def test_a_moving_average_of_the_weights_is_saved_beside_the_model(tmp_path: Path) -> None:
+    run = plan(ema_decay=0.25, learning_rate=0.01, lr_schedule="constant", run_dir=str(tmp_path))
+    state, rows = state_of(run), rows_of(run).parts[0][:4]
+    name, _ = next(state.policy.named_parameters())
+    seen = [state.policy.get_parameter(name).detach().clone()]
+    for step in range(2):
+        state.train_rows(step, RowMaker("sft")(rows))
+        seen.append(state.policy.get_parameter(name).detach().clone())
+    save_model(state, tmp_path / "model")
+    saved = {part: load_file(tmp_path / part / "model.safetensors")[name] for part in ("model", "model-ema")}
+    expected = 0.25 * (0.25 * seen[0] + 0.75 * seen[1]) + 0.75 * seen[2]
+    torch.testing.assert_close(saved["model-ema"], expected)
+    assert torch.equal(saved["model"], seen[2])
+    assert float((expected - seen[2]).abs().max()) > 1e-4
 
 
 def test_experts_are_balanced_as_the_model_asks(tmp_path: Path) -> None:

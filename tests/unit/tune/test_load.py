@@ -43,6 +43,7 @@ def test_the_learning_rate_follows_from_method_and_model():
     assert load(DPO, ["--data", DATA, "--learning-rate", "1e-5"]).settings.optim.learning_rate == 1e-5
 
 
+TWO = ["--num-ranks", "2"]
 WRONG = [
     (["--data", DATA, "--betta", "1"], "did you mean --beta"),
     ([], "--data = '': is required"),
@@ -62,7 +63,50 @@ WRONG = [
     (["--data", DATA, "--reference", "m", "--lora-rank", "4"], "Leave one of the two out"),
     (["--data", DATA, "--resume", "auto"], "Give --run-dir"),
     (["--data", DATA, "--resume", "nowhere"], "holds no run"),
+    (["--data", DATA, "--sequence-parallel", "2"], "--sequence-parallel = 2: does not divide --num-learners 1"),
+    (["--data", DATA, *TWO, "--sequence-parallel", "2", "--attn-implementation", "sdpa"], "needs packed rows, and sdpa pads them"),
+    (["--data", DATA, *TWO, "--learner-tensor-parallel", "2", "--lora-rank", "4"], "does not go with --lora-rank"),
+    (["--data", DATA, *TWO, "--learner-tensor-parallel", "2", "--ema-decay", "0.9"], "does not go with --ema-decay"),
+    (["--data", DATA, "--offload", "optimizer"], "--offload = 'optimizer': needs a GPU"),
+    (["--data", DATA, "--attn-implementation", "flash_attention_2"], "needs a GPU, and this machine has none"),
+    (["--data", DATA, "--tiled-mlp", "--lora-rank", "4"], "--tiled-mlp = True: does not go with --lora-rank"),
+    (["--data", DATA, "--compile-layers", "--zero-stage", "3"], "--compile-layers = True: cannot compile layers"),
+    (["--data", DATA, "--optimizer", "muon", "--zero-stage", "2"], "--zero-stage = 2: gives optimizers flattened parts"),
+    (["--data", DATA, "--optimizer", "muon", "--dtype", "bfloat16"], "--learner-dtype = 'bfloat16': has float32 master weights"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("words", "backend"),
+    [
+        (["--ema-decay", "0.9"], "torch"),
+        (["--lora-rank", "4", "--optimizer", "muon", "--compile-layers"], "torch"),
+        (["--zero-stage", "1"], "deepspeed"),
+        (["--num-learners", "2"], "deepspeed"),
+        (["--dtype", "bfloat16"], "deepspeed"),
+        (["--tiled-mlp"], "deepspeed"),
+    ],
+)
+def test_pytorch_alone_trains_where_it_does_all_that_is_asked_for(words: list[str], backend: str):
+    assert load(DPO, ["--data", DATA, *words]).learner.learner_backend == backend
+
+
+def test_settings_of_the_learner_are_those_of_the_command():
+    words = ["--num-ranks", "2", "--sequence-parallel", "2", "--micro-batch-size", "3", "--max-length", "50", "--min-lr-ratio", "0.1"]
+    learner = load(DPO, ["--data", DATA, *words, "--learning-rate", "0.2", "--no-share-prompts"]).learner
+    assert (learner.num_learners, learner.sequence_parallel, learner.learner_tensor_parallel) == (2, 2, 1)
+    assert (learner.micro_batch_tokens, learner.min_lr_ratio, learner.learning_rate, learner.share_prompts) == (150, 0.1, 0.2, False)
+
+
+def test_what_a_reference_or_a_teacher_is_moved_out_of_needs_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentrl.resolve.tune.cuda_device_count", lambda: 1)
+    words = ["--data", DATA, "--offload", "reference"]
+    learner = load(DPO, words).learner
+    assert (learner.offload, learner.learner_backend, learner.dtype("cuda")) == (("reference",), "deepspeed", "bfloat16")
+    assert load(METHODS["distill"], [*words, "--teacher", "wise"]).learner.offload == ("reference",)
+    for method, more in ((SFT, []), (DPO, ["--lora-rank", "4"]), (METHODS["reward-model"], [])):
+        with pytest.raises(ConfigError, match="--offload = 'reference'"):
+            load(method, [*words, *more])
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words[2:]) or str(words) for words, _ in WRONG])
@@ -108,7 +152,10 @@ def test_settings_given_in_python():
 @pytest.mark.parametrize(("batch", "ranks", "given", "expected"), [(32, 1, 0, 8), (32, 2, 0, 8), (6, 1, 0, 6), (7, 2, 0, 4), (32, 1, 5, 5)])
 def test_rows_of_a_micro_batch_are_few_and_no_more_than_a_rank_has(batch: int, ranks: int, given: int, expected: int):
     plan = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "micro_batch_size": given})
-    assert plan.ranks.micro_batch_size == expected
+    assert plan.learner.micro_batch_tokens == expected * 1024
+    if ranks == 2:  # both run the same rows
+        together = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "sequence_parallel": 2})
+        assert together.learner.micro_batch_tokens == min(batch, 8) * 1024
 
 
 def test_a_resumed_run_may_not_learn_otherwise(tmp_path: Path):
