@@ -27,7 +27,7 @@ from agentrl.resolve.directories import default_directory
 from agentrl.resolve.ranks import holds_directory
 from agentrl.resolve.saved import AUTO
 from agentrl.resolve.steps import Steps
-from agentrl.resolve.tune_rules import check, check_models, micro_batch, num_ranks, with_best, with_learning_rate
+from agentrl.resolve.tune_rules import check, check_models, earlier_words, micro_batch_tokens, num_ranks, with_best, with_learning_rate
 
 
 class TuneCommand(Command[TuneConfig]):
@@ -49,12 +49,12 @@ class RankPlan:
 
     Attributes:
         num_ranks: Ranks.
-        micro_batch_size: Rows that go through the model at once on one rank.
+        micro_batch_tokens: Tokens that go through the model at once on one rank.
         device: Device on which the ranks exchange gradients.
     """
 
     num_ranks: int
-    micro_batch_size: int
+    micro_batch_tokens: int
     device: Literal["cpu", "cuda"]
 
 
@@ -91,13 +91,19 @@ class TunePlan:
         run = steps.settings.run
         path = run.run_dir if run.resume in ("", AUTO) else Path(run.resume)
         config = changed(steps.settings, run_dir=absolute_path(path or default_directory(method.command)))
-        ranks = RankPlan(num_ranks=num_ranks(config), micro_batch_size=micro_batch(config), device="cuda" if cuda_device_count() else "cpu")
+        device: Literal["cpu", "cuda"] = "cuda" if cuda_device_count() else "cpu"
+        ranks = RankPlan(num_ranks=num_ranks(config), micro_batch_tokens=micro_batch_tokens(config, device), device=device)
         return cls(method=method, settings=config, sources=steps.sources, ranks=ranks, unnamed=path is None)
 
     @property
     def run_dir(self) -> Path:
         """The directory of the run."""
         return Path(self.settings.run.run_dir or "")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What earlier words among the settings mean now, in lines."""
+        return earlier_words(self.settings)
 
     @property
     def bf16(self) -> bool:

@@ -6,6 +6,7 @@ import importlib.util
 import string
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from agentrl.assets import model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
@@ -29,8 +30,11 @@ from agentrl.learner.deepspeed.plan import check_dora
 from agentrl.resolve.ranks import is_rank, world_size
 from agentrl.rollout.tasks import check_model
 
-MAX_MICRO = 8
-"""Rows that go through the model at once where nothing is said."""
+MICRO_TOKENS = 8192
+"""Tokens that go through the model at once where nothing is said."""
+
+MICRO_TOKENS_OF_CPU = 1024
+"""The same on a CPU for a model from `MEDIUM` parameters: more are no faster there, and each takes 1.5 MB of a model of 1.35e8."""
 
 SMOOTHED = ("cdpo", "robust", "exo_pair", "aot", "aot_unpaired")
 """Losses that use ``--label-smoothing``."""
@@ -103,12 +107,30 @@ def num_ranks(config: TuneConfig) -> int:
     return world_size() if is_rank() else config.run.num_ranks
 
 
-def micro_batch(config: TuneConfig) -> int:
-    """Return the rows that go through the model at once on one rank."""
-    return config.optim.micro_batch_size or min(MAX_MICRO, -(-config.optim.batch_size // num_ranks(config)))
+def micro_batch_tokens(config: TuneConfig, device: Literal["cpu", "cuda"]) -> int:
+    """Return the tokens that go through the model at once on one rank of this kind of device."""
+    if given := config.optim.micro_batch_tokens or config.optim.micro_batch_size * config.data.max_length:
+        return given
+    shape = read_shape(config.model.model)
+    medium = shape is None or shape.parameters >= MEDIUM
+    return MICRO_TOKENS_OF_CPU if device == "cpu" and medium else MICRO_TOKENS
+
+
+def earlier_words(config: TuneConfig) -> tuple[str, ...]:
+    """Return what the settings that are words of earlier versions mean now, in lines."""
+    rows, lines = config.optim.micro_batch_size, []
+    if rows:
+        tokens = rows * config.data.max_length
+        lines.append(f"--micro-batch-size {rows} is --micro-batch-tokens {tokens} now: so many times --max-length")
+    if getattr(config.method, "packing", False):
+        lines.append("--packing is unnecessary: rows always follow each other without padding where the model allows it")
+    return tuple(lines)
 
 
 def _optimizer(method: Method, config: TuneConfig) -> None:
+    if config.optim.micro_batch_size and config.optim.micro_batch_tokens:
+        problem = "is the earlier form of --micro-batch-tokens, which is given too"
+        raise ConfigError("--micro-batch-size", config.optim.micro_batch_size, problem, "Leave it out.")
     check_optimizer(config.optim)
 
 

@@ -108,7 +108,7 @@ def learner_settings(plan: TunePlan, steps: int) -> LearnerSettings:
         learner_backend="deepspeed" if plan.needs_deepspeed else "torch",
         num_learners=plan.ranks.num_ranks,
         learner_dtype="bfloat16" if plan.bf16 else "float32",
-        micro_batch_tokens=plan.ranks.micro_batch_size * settings.data.max_length,
+        micro_batch_tokens=plan.ranks.micro_batch_tokens,
         train_vision=True,
         **{name: getattr(optim, name) for name in SAME},
     )
