@@ -163,9 +163,11 @@ class OptimConfig(ComputeConfig):
 
     batch_size: Annotated[Count, Alias("--train-batch-size")] = 32
     """Rows of an optimizer step, over all ranks."""
-    micro_batch_size: Annotated[CountOrZero, Alias("--micro-train-batch-size", "--per-device-train-batch-size")] = 0
-    """Rows of ``--max-length`` that go through the model at once on one rank, or more that are shorter; 0: all of the rank's rows, at
-    most 8."""
+    micro_batch_tokens: Annotated[CountOrZero, ResumeMayChange, Alias("--train-max-tokens-per-gpu", "--max-tokens-per-gpu")] = 0
+    """Tokens that go through the model at once on one rank; a longer row or pair goes alone. More take more memory; the loss is the same.
+    0: 1024 on a CPU for a model from 5e7 parameters, else 8192."""
+    micro_batch_size: Annotated[CountOrZero, ResumeMayChange, Alias("--micro-train-batch-size", "--per-device-train-batch-size")] = 0
+    """Earlier form of ``--micro-batch-tokens``: so many times ``--max-length`` tokens."""
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -206,7 +208,7 @@ class SftMethodConfig(SftOptions, MethodConfig):
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens that are trained: all ``answers`` of the assistant, the ``last`` one only, or ``all`` tokens. Plain text is trained whole."""
     packing: Annotated[bool, Alias("--packing-samples")] = False
-    """Has no effect: rows always follow each other without padding where the model allows it."""
+    """Unnecessary: rows always follow each other without padding where the model allows it."""
 
 
 @dataclass(frozen=True, kw_only=True)

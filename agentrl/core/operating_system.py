@@ -10,6 +10,7 @@ import ctypes
 import os
 import platform
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -111,6 +112,12 @@ def open_paths(pid: int) -> list[str]:
     import psutil
 
     return [file.path for file in psutil.Process(pid).open_files()]
+
+
+def peak_memory_gib() -> float:
+    """Return the most memory that this process has had in RAM, GiB."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, on macOS in bytes
+    return most / (2**20 if on_linux() else 2**30)
 
 
 def held_alone_bytes() -> int:

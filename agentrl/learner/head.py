@@ -55,11 +55,56 @@ def without_tokens(logits: Tensor, excluded: Sequence[int]) -> Tensor:
     return logits.index_fill(-1, torch.tensor(excluded, device=logits.device), float("-inf"))
 
 
+def given_scores(logits: Tensor, targets: Tensor, *, figures: bool) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities of given tokens # [n] from logits # [n, vocabulary], and figures without a gradient # [n, 2].
+
+    The figures are 1 where the token is the likeliest, and the entropy of the distribution in nats; # [n] zeros if they are not wanted.
+    """
+    apply: Callable[..., tuple[Tensor, Tensor]] = _GivenScores.apply
+    return apply(logits, targets, figures)
+
+
+FIGURE_ROWS = 64
+"""Rows whose figures are computed at once, few enough for the caches of a CPU."""
+
+
+class _GivenScores(torch.autograd.Function):
+    """`given_scores` with one tensor of the size of the logits from forward to backward, where autograd would make four more."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, figures: bool) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits, -1, dtype=torch.float32)
+        ctx.save_for_backward(log_p, targets)
+        ctx.dtype = logits.dtype
+        found = log_p.gather(-1, targets[:, None])[:, 0]
+        shown = torch.zeros_like(found)
+        if figures and len(log_p):
+            blocks = zip(torch.split(log_p, FIGURE_ROWS), torch.split(targets, FIGURE_ROWS), strict=True)
+            # A token that the model excludes has the logit -inf, and 0 times that is no number.
+            least = torch.finfo(log_p.dtype).min
+            entropies = [(part.argmax(-1) == target, -part.exp().mul_(part.clamp(min=least)).sum(-1)) for part, target in blocks]
+            shown = torch.cat([torch.stack([right.float(), entropy], -1) for right, entropy in entropies])
+        elif figures:
+            shown = log_p.new_zeros(0, 2)
+        ctx.mark_non_differentiable(shown)
+        return found, shown
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        log_p, targets = ctx.saved_tensors
+        to_logits = log_p.exp_().mul_(-gradient[:, None])  # in place: nothing needs the log-probabilities again
+        to_logits.scatter_add_(-1, targets[:, None], gradient[:, None])
+        return to_logits.to(ctx.dtype), None, None
+
+
 def scores_in_chunks(
-    logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool, top_k: int = 0
+    logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool, top_k: int = 0, samples: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return what `token_scores` returns, a chunk of rows at a time, computed again in the backward pass."""
+    """Return what `token_scores` returns, a chunk of rows at a time, computed again in the backward pass; of given rows `given_scores`."""
     whole = logits, targets, temperature
+    if not samples:
+        return given_scores(logits, targets, figures=top_k > 0)
     rows = chunk_rows(logits.shape[-1])
     if len(logits) <= rows:
         return token_scores(*whole, entropy_gradient, top_k)
@@ -89,8 +134,9 @@ class OutputLayer:
     body and output layer hand through what they get. `agentrl.learner.models.check_output` compares the result with the model itself.
     """
 
-    def __init__(self, model: Any, excluded: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, excluded: Sequence[int] = (), *, samples: bool = True) -> None:
         self._excluded = excluded  # tokens that have no probability
+        self._samples = samples  # tokens were sampled at a temperature, others are given
         self.layer, self.body = model.get_output_embeddings(), model.base_model
         # A shallow copy shares configuration and parameters, but has a table of submodules of its own.
         self._end = copy.copy(model)
@@ -122,13 +168,15 @@ class OutputLayer:
         """Return log-probabilities and entropies in nats of action tokens # [a], from the body's output that predicts them # [a, hidden].
 
         The output layer is called once, so that ZeRO-3 gathers it once in each direction. With `wide` its products are float32; `top_k` as
-        in `token_scores`. With `compare` the result is that of this function of the logits and the targets, which are a teacher's results
-        then.
+        in `token_scores`. Of given tokens the result is that of `given_scores`, with figures where `top_k` is not 0. With `compare` it is
+        that of this function of the logits and the targets, which are a teacher's results then.
         """
 
         def scores(logits: Tensor, targets: Tensor, temperature: Tensor, wants_entropy: bool = True) -> tuple[Tensor, Tensor]:
             if compare is not None:
                 return compare(self._finish(logits), targets)
+            if not self._samples:
+                return given_scores(self._finish(logits), targets, figures=top_k > 0 and wants_entropy)
             return token_scores(self._finish(logits), targets, temperature, entropy_gradient, top_k, wants_entropy=wants_entropy)
 
         def inside(hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -142,7 +142,8 @@ class PolicyModel(nn.Module):
         # Tokens that engines never sample; of given rows the model's own distribution is learned.
         self._excluded = placeholder_ids(self.model.config) if samples else ()
         self._compare = compare
-        self._end = OutputLayer(model, self._excluded) if OutputLayer.fits(model) else None
+        self._samples = samples
+        self._end = OutputLayer(model, self._excluded, samples=samples) if OutputLayer.fits(model) else None
         self.whole = self._end is None
         self.sequence: SequenceGroup | None = None  # ranks to run micro-batches with
         self.routers: Routers | None = None  # of a mixture of experts, to take the experts that the engine took
@@ -156,8 +157,9 @@ class PolicyModel(nn.Module):
 
         Returns:
             Log-probabilities of the tempered distribution # [a] (or more of them: `agentrl.learner.head.token_scores`), its entropies in
-            nats # [a], and the load of the experts as `routing_load` gives it, or nothing # [2, experts]; all float32. With `hidden` the
-            first are what enters the output layer at this rank's predictions. # [p, hidden]
+            nats # [a] (of given rows the figures of `agentrl.learner.head.given_scores`), and the load of the experts as `routing_load`
+            gives it, or nothing # [2, experts]; all float32. With `hidden` the first are what enters the output layer at this rank's
+            predictions. # [p, hidden]
         """
         if self.sequence is None:
             new, entropy, load = self._score(micro, micro.inputs())
@@ -200,8 +202,8 @@ class PolicyModel(nn.Module):
             return output, logits, logits.new_zeros(len(logits))
         if micro.teacher is not None and self._compare is not None:
             return output, *self._compare(logits, micro.teacher)
-        gradient = self.entropy_gradient
-        return output, *scores_in_chunks(logits, micro.targets, micro.temperature, entropy_gradient=gradient, top_k=micro.top_k)
+        rest: Any = {"entropy_gradient": self.entropy_gradient, "top_k": micro.top_k, "samples": self._samples}
+        return output, *scores_in_chunks(logits, micro.targets, micro.temperature, **rest)
 
 
 class ReadModel(nn.Module):

@@ -149,12 +149,7 @@ class RowsObjective(Objective):
 
     def _scores(self, micro: MicroBatch, outputs: Tensor, entropies: Tensor) -> RowScores:
         numbers, row = torch.unique(self.row[micro.actions], return_inverse=True)
-        figures: dict[str, Tensor] = {}
-        if self.facts.reads == "divergence":
-            figures = dict(zip(self.facts.figures, entropies.unbind(-1), strict=True))
-        elif self.facts.reads == "tokens" and outputs.ndim == 2:
-            figures = {"token_accuracy": outputs[:, 2] == micro.by_action(micro.targets), "entropy": entropies}
-            outputs = outputs[:, 0]
+        figures = dict(zip(self.facts.figures, entropies.unbind(-1), strict=True)) if self.facts.figures else {}
         labels = None if self.host.labels is None else self.host.labels.to(self.row.device)[micro.actions]
         return RowScores(
             num_rows=len(numbers),

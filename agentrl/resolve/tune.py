@@ -27,7 +27,7 @@ from agentrl.resolve.directories import default_directory
 from agentrl.resolve.ranks import holds_directory
 from agentrl.resolve.saved import AUTO
 from agentrl.resolve.steps import Steps
-from agentrl.resolve.tune_rules import check, check_models, learner_of, num_ranks, with_best, with_learning_rate
+from agentrl.resolve.tune_rules import check, check_models, earlier_words, learner_of, num_ranks, with_best, with_learning_rate
 
 
 class TuneCommand(Command[TuneConfig]):
@@ -97,6 +97,11 @@ class TunePlan:
     def run_dir(self) -> Path:
         """The directory of the run."""
         return Path(self.settings.run.run_dir or "")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What earlier words among the settings mean now, in lines."""
+        return earlier_words(self.settings)
 
     @property
     def learner(self) -> LearnerConfig:

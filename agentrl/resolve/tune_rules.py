@@ -33,8 +33,11 @@ from agentrl.learner.plan import ComputeConfig, LearnerConfig
 from agentrl.resolve.ranks import is_rank, world_size
 from agentrl.rollout.tasks import check_model
 
-MAX_MICRO = 8
-"""Rows that go through the model at once where nothing is said."""
+MICRO_TOKENS = 8192
+"""Tokens that go through the model at once where nothing is said."""
+
+MICRO_TOKENS_OF_CPU = 1024
+"""The same on a CPU for a model from `MEDIUM` parameters: more are no faster there, and each takes 1.5 MB of a model of 1.35e8."""
 
 SMOOTHED = ("cdpo", "robust", "exo_pair", "aot", "aot_unpaired")
 """Losses that use ``--label-smoothing``."""
@@ -113,11 +116,13 @@ def num_ranks(config: TuneConfig) -> int:
     return world_size() if is_rank() else config.run.num_ranks
 
 
-def micro_batch(config: TuneConfig) -> int:
-    """Return the rows that go through the model at once on one rank, or on those that run a micro-batch together."""
-    optim = config.optim
-    together = optim.sequence_parallel * optim.learner_tensor_parallel
-    return optim.micro_batch_size or min(MAX_MICRO, -(-optim.batch_size * together // num_ranks(config)))
+def micro_batch_tokens(config: TuneConfig, device: Literal["cpu", "cuda"]) -> int:
+    """Return the tokens that go through the model at once on one rank of this kind of device."""
+    if given := config.optim.micro_batch_tokens or config.optim.micro_batch_size * config.data.max_length:
+        return given
+    shape = read_shape(config.model.model)
+    medium = shape is None or shape.parameters >= MEDIUM
+    return MICRO_TOKENS_OF_CPU if device == "cpu" and medium else MICRO_TOKENS
 
 
 SAME = (*(item.name for item in fields(ComputeConfig)), "zero_stage", "learning_rate", "lr_schedule", "gradient_checkpointing")
@@ -130,7 +135,7 @@ def learner_of(config: TuneConfig, device: Literal["cpu", "cuda"]) -> LearnerCon
     learner = LearnerConfig(
         num_learners=num_ranks(config),
         learner_dtype="bfloat16" if optim.weight_dtype == "bfloat16" else optim.dtype,
-        micro_batch_tokens=micro_batch(config) * config.data.max_length,
+        micro_batch_tokens=micro_batch_tokens(config, device),
         train_vision=True,
         **{name: getattr(optim, name) for name in SAME},
     )
@@ -144,6 +149,17 @@ def learner_of(config: TuneConfig, device: Literal["cpu", "cuda"]) -> LearnerCon
     return alone
 
 
+def earlier_words(config: TuneConfig) -> tuple[str, ...]:
+    """Return what the settings that are words of earlier versions mean now, in lines."""
+    rows, lines = config.optim.micro_batch_size, []
+    if rows:
+        tokens = rows * config.data.max_length
+        lines.append(f"--micro-batch-size {rows} is --micro-batch-tokens {tokens} now: so many times --max-length")
+    if getattr(config.method, "packing", False):
+        lines.append("--packing is unnecessary: rows always follow each other without padding where the model allows it")
+    return tuple(lines)
+
+
 def _ranks(method: Method, config: TuneConfig) -> None:
     if is_rank() and config.run.run_dir is None and not config.run.resume:
         problem = "is required where torchrun or srun starts the ranks, which must agree on it"
@@ -152,6 +168,9 @@ def _ranks(method: Method, config: TuneConfig) -> None:
 
 def _computation(method: Method, config: TuneConfig) -> None:
     optim = config.optim
+    if optim.micro_batch_size and optim.micro_batch_tokens:
+        problem = "is the earlier form of --micro-batch-tokens, which is given too"
+        raise ConfigError("--micro-batch-size", optim.micro_batch_size, problem, "Leave it out.")
     if optim.liger_kernels:
         raise ConfigError("--liger-kernels", True, "is not known to the learner, which has other kernels", "Leave it out.")
     if optim.weight_dtype == "bfloat16" and optim.dtype == "float32":

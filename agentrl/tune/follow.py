@@ -15,6 +15,14 @@ from agentrl.config.methods import COMMON, LOWER_IS_BETTER, Method
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.process import handling_signals
 
+LEARNER = frozenset(
+    {
+        *("rows", "tokens/rows", "tokens/trained", "tokens/saved", "shared_prompts", "padding", "micro_batches"),
+        *("skipped_updates", "loss/balance", "memory/peak_gib", "memory/process_gib"),
+    }
+)
+"""Metrics of training steps that reinforcement learning has too, beside those of time."""
+
 
 class Stop:
     """A request to end early: asked once, the step under way is finished and saved."""
@@ -64,7 +72,8 @@ class Rows:
     def trained(self, step: int, metrics: Mapping[str, float], *, tokens: float, seconds: float) -> None:
         """Begin the row of a step, up to which so many tokens were read, and so many seconds went by."""
         self.flush()
-        own = {**self._named(metrics), "time_s": seconds, "tokens": tokens}
+        learner = {name: value for name, value in metrics.items() if name in LEARNER or name.startswith("time/")}
+        own = {**self._named(metrics), **learner, "time_s": seconds, "tokens": tokens}
         self._step, self._row = step, {"epoch": step * self._epochs_per_step, **own}
 
     def measured(self, step: int, metrics: Mapping[str, float], *, seconds: float) -> dict[str, float]:

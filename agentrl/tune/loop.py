@@ -9,8 +9,10 @@ from typing import Any
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import remove_directory, write_manifest
+from agentrl.core.operating_system import peak_memory_gib
 from agentrl.learner.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.learner.ranks import Ranks
+from agentrl.learner.row_objective import LabelledRows
 from agentrl.learner.state import LearnerState, load_state
 from agentrl.resolve.tune import TunePlan
 from agentrl.tune.directory import CHECKPOINTS, PREFIX, RunDirectory, checkpoints_in
@@ -70,7 +72,7 @@ class Loop:
         step, status = self._directory.step - 1, None
         for step in range(self._directory.step, steps):
             rows = self._made(drawn[step * self._batch_size : (step + 1) * self._batch_size])
-            metrics = self._state.train_rows(step, rows)
+            metrics = self._state.train_rows(step, rows) | _sizes(rows)
             self._tokens += rows.num_tokens
             self._rows.trained(step + 1, metrics, tokens=self._tokens, seconds=self._clock())
             if (status := self._follow(step + 1, last=step + 1 == steps)) is not None:
@@ -114,6 +116,12 @@ class Loop:
             for old in checkpoints_in(folder)[: -self._run.keep_checkpoints]:
                 remove_directory(old)
         self._state.ranks.barrier()
+
+
+def _sizes(rows: LabelledRows) -> dict[str, float]:
+    """Return the sizes of a step, and the most memory that this process has had."""
+    sizes = {"rows": rows.num_rows, "tokens/rows": rows.num_tokens, "tokens/trained": rows.num_actions}
+    return {name: float(value) for name, value in sizes.items()} | {"memory/process_gib": peak_memory_gib()}
 
 
 def save_model(state: LearnerState, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.methods import METHODS
@@ -84,7 +85,8 @@ def read(plan: TunePlan) -> Examples:
 def encoded(plan: TunePlan, examples: Examples) -> Prepared:
     """Make token ids of the examples of a run; see `agentrl.tune.prepare.prepare`."""
     settings = plan.settings
-    return prepare(examples, settings.data, settings.model, settings.images, settings.method)
+    prepared = prepare(examples, settings.data, settings.model, settings.images, settings.method)
+    return replace(prepared, notes=(*plan.notes, *prepared.notes))
 
 
 def _run_ranks(plan: TunePlan) -> TuneResult:
@@ -121,7 +123,8 @@ def preview(plan: TunePlan) -> list[str]:
     prepared = encoded(plan, read(plan))
     run, data, optim = plan.settings.run, plan.settings.data, plan.settings.optim
     steps = num_steps(run, optim.batch_size, epoch_size(prepared.sizes, data, run.seed))
-    lines = [f"{steps} steps of {optim.batch_size} rows, learning rate {optim.learning_rate:g}"]
+    at_once = f"{plan.learner.micro_batch_tokens} tokens at once on a rank"
+    lines = [f"{steps} steps of {optim.batch_size} rows, {at_once}, learning rate {optim.learning_rate:g}"]
     lines += [*prepared.notes, f"to train on: {data_text(prepared.counts['train'], data.max_length)}"]
     if prepared.held_out:
         lines += [f"to evaluate on: {data_text(prepared.counts['eval'], data.max_length)}"]

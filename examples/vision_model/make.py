@@ -61,7 +61,6 @@ def trained(model: Path, number: int, folder: Path, *, seed: int = 0, scale: flo
         seed=seed,
         num_steps=steps,
         batch_size=BATCH_SIZE,
-        micro_batch_size=BATCH_SIZE,
         learning_rate=phase.learning_rate,
         optimizer="muon",
         lr_schedule=phase.schedule,

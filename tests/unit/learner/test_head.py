@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from agentrl.core.errors import ConfigError
 from agentrl.learner import settings as sizes
-from agentrl.learner.head import token_scores
+from agentrl.learner.head import given_scores, token_scores
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.models import PolicyModel, ValueModel, check_output
 from tests.benchmarks.learner_memory import CASES, micro_batch, peak_bytes, two_micro_batches
@@ -139,6 +139,49 @@ def test_a_token_that_the_model_excludes_leaves_the_entropy_a_number() -> None:
     (others,) = torch.autograd.grad((found + expected).sum(), [logits])
     torch.testing.assert_close(gradient, others)
     assert gradient[:, 5].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_of_given_tokens_are_those_of_the_softmax(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(150, 40, generator=draw).to(dtype)
+    logits[:, 5] = -torch.inf
+    targets = torch.arange(150) % 5
+    targets[100:] = logits[100:].argmax(-1)
+    weights = torch.randn(150, generator=draw)
+    own, others = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    found, figures = given_scores(own, targets, figures=True)
+    distribution = torch.distributions.Categorical(logits=others.float()[:, torch.arange(40) != 5])
+    expected = torch.log_softmax(others.float(), -1)[torch.arange(150), targets]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(figures[:, 1], distribution.entropy().detach())
+    assert torch.equal(figures[:, 0].bool(), logits.argmax(-1) == targets)
+    assert 50 <= int(figures[:, 0].sum()) < 150
+    assert not figures.requires_grad
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(own.grad, others.grad)
+    assert own.grad is not None
+    assert own.grad.dtype == dtype
+    assert given_scores(logits, targets, figures=False)[1].shape == (150,)
+    assert given_scores(logits[:0], targets[:0], figures=True)[1].shape == (0, 2)
+
+
+@pytest.mark.parametrize("rows", [7, 512])
+def test_given_rows_need_no_second_tensor_of_their_logits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(sizes, "MIN_ROWS", rows)
+    model, micro, weights = tiny("Llama").eval(), replace(small_batch(), temperature=torch.ones(19), top_k=1), torch.randn(19)
+    given, sampled = PolicyModel(model, samples=False), PolicyModel(model)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (kept.append(tensor.numel()), tensor)[1], lambda tensor: tensor):
+        found, figures, _ = given(micro)
+    assert sum(size == 19 * 64 for size in kept) == (rows > 19)
+    expected, entropies, _ = sampled(replace(micro, top_k=0))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(figures[:, 1], entropies)
+    wanted = parameter_gradients(model, (expected * weights).sum())
+    assert largest_difference(wanted, parameter_gradients(model, (found * weights).sum())) < 1e-5
 
 
 def test_values_of_a_bfloat16_critic_are_not_rounded_to_bfloat16() -> None:

@@ -127,7 +127,7 @@ def test_gradients_of_many_chunks_are_summed_in_float32(monkeypatch: pytest.Monk
         layer.weight.fill_(0.0)
         layer.bias.fill_(0.0)
     end: Any = OutputLayer.__new__(OutputLayer)
-    end.layer, end._finish = layer, lambda logits: logits
+    end.layer, end._samples, end._finish = layer, True, lambda logits: logits
     hidden = torch.ones(count, 4, dtype=torch.bfloat16)
     targets, temperature = torch.zeros(count, dtype=torch.long), torch.ones(count)
     logprobs, _ = end.score(hidden, targets, temperature, entropy_gradient=False, wide=False)

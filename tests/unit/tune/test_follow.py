@@ -30,7 +30,8 @@ def test_a_step_and_its_evaluation_are_one_row(sink: Sink):
     found = rows(sink)
     found.measured(0, {"loss": 0.7, "accuracy": 0.5, "padding": 9.0}, seconds=2.0)
     rewards = {"reward/chosen": 0.5, "reward/rejected": 0.25}
-    found.trained(1, {"loss": 0.6, "grad_norm": 2.0, "unknown": 1.0, **rewards}, tokens=30.0, seconds=3.0)
+    learner = {"tokens/saved": 7.0, "padding": 0.1, "time/train_s": 2.5, "memory/process_gib": 1.5}
+    found.trained(1, {"loss": 0.6, "grad_norm": 2.0, "unknown": 1.0, **rewards, **learner}, tokens=30.0, seconds=3.0)
     found.trained(2, {"loss": 0.5}, tokens=50.0, seconds=4.0)
     assert found.measured(2, {"loss": 0.4, "margin": 0.3}, seconds=1.0) == {"loss": 0.4, "margin": 0.3}
     found.note(**{"eval/best": 0.4})
@@ -39,7 +40,7 @@ def test_a_step_and_its_evaluation_are_one_row(sink: Sink):
     assert [step for step, _ in sink.rows] == [0, 1, 2]
     assert sink.rows[0][1] == {"step": 0, "eval/loss": 0.7, "eval/accuracy": 0.5, "eval/seconds": 2.0}
     first = {"step": 1, "epoch": 0.2, "loss": 0.6, "grad_norm": 2.0, "margin": 0.25, "tokens": 30.0, "time_s": 3.0}
-    assert sink.rows[1][1] == {**first, **rewards}
+    assert sink.rows[1][1] == {**first, **rewards, **learner}
     after = {"eval/loss": 0.4, "eval/margin": 0.3, "eval/best": 0.4, "eval/seconds": 1.0}
     assert sink.rows[2][1] == {"step": 2, "epoch": 0.4, "loss": 0.5, "time_s": 4.0, "tokens": 50.0, **after}
 

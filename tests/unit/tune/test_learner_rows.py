@@ -77,7 +77,7 @@ def test_an_answer_without_a_prompt_is_trained_from_its_second_token() -> None:
 
 def test_the_settings_of_the_learner_follow_from_those_of_the_run() -> None:
     settings: dict[str, Any] = {"lr_warmup_steps": 5, "max_grad_norm": 0.5, "seed": 3, "adam_betas": (0.9, 0.8), "lr_schedule": "linear"}
-    found = learner_settings(plan(**settings, micro_batch_size=4, max_length=100, learning_rate=0.1), 7)
+    found = learner_settings(plan(**settings, micro_batch_tokens=400, learning_rate=0.1), 7)
     learner = found.learner
     assert (learner.lr_warmup_steps, learner.max_grad_norm, learner.adam_betas, learner.lr_schedule) == (5, 0.5, (0.9, 0.8), "linear")
     assert (learner.learning_rate, learner.optimizer, learner.micro_batch_tokens, learner.train_vision) == (0.1, "adamw", 400, True)

@@ -149,13 +149,34 @@ def test_settings_given_in_python():
         load_given(DPO, {"data": DATA, "betas": 0.5})
 
 
-@pytest.mark.parametrize(("batch", "ranks", "given", "expected"), [(32, 1, 0, 8), (32, 2, 0, 8), (6, 1, 0, 6), (7, 2, 0, 4), (32, 1, 5, 5)])
-def test_rows_of_a_micro_batch_are_few_and_no_more_than_a_rank_has(batch: int, ranks: int, given: int, expected: int):
-    plan = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "micro_batch_size": given})
-    assert plan.learner.micro_batch_tokens == expected * 1024
-    if ranks == 2:  # both run the same rows
-        together = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "sequence_parallel": 2})
-        assert together.learner.micro_batch_tokens == min(batch, 8) * 1024
+@pytest.mark.parametrize(
+    ("hidden", "device", "given", "expected"),
+    [
+        (64, "cpu", {}, 8192),
+        (1024, "cpu", {}, 1024),
+        (1024, "cuda", {}, 8192),
+        (1024, "cpu", {"micro_batch_tokens": 300}, 300),
+        (1024, "cpu", {"micro_batch_size": 3, "max_length": 50}, 150),
+    ],
+)
+def test_tokens_of_a_micro_batch_follow_from_model_and_device(
+    hidden: int, device: str, given: dict[str, int], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shape = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 12, "vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "num_attention_heads": 8, "max_position_embeddings": 512}))
+    monkeypatch.setattr("agentrl.resolve.tune.cuda_device_count", lambda: int(device == "cuda"))
+    plan = load_given(DPO, {"data": DATA, "model": str(tmp_path), **given})
+    assert (plan.learner.micro_batch_tokens, plan.ranks.device) == (expected, device)
+
+
+def test_earlier_words_are_taken_and_what_they_mean_now_is_said():
+    plan = load(METHODS["sft"], ["--data", DATA, "--micro-train-batch-size", "2", "--max-len", "60", "--packing-samples"])
+    assert plan.learner.micro_batch_tokens == 120
+    meaning = "--micro-batch-size 2 is --micro-batch-tokens 120 now: so many times --max-length"
+    assert plan.notes == (meaning, "--packing is unnecessary: rows always follow each other without padding where the model allows it")
+    assert load(METHODS["sft"], ["--data", DATA, "--micro-batch-tokens", "120"]).notes == ()
+    with pytest.raises(ConfigError, match=r"--micro-batch-size = 2: is the earlier form of --micro-batch-tokens"):
+        load_given(DPO, {"data": DATA, "micro_batch_size": 2, "micro_batch_tokens": 120})
 
 
 def test_a_resumed_run_may_not_learn_otherwise(tmp_path: Path):

@@ -153,7 +153,7 @@ def test_a_run_that_is_stopped_is_interrupted_and_goes_on(finished: TuneResult, 
 
 def test_a_preview_says_how_long_the_run_is_and_shows_rows() -> None:
     lines = preview(config(batch_size=8, num_steps=5, eval_size=4))
-    assert lines[0] == "5 steps of 8 rows, learning rate 0.0003"
+    assert lines[0] == "5 steps of 8 rows, 8192 tokens at once on a rank, learning rate 0.0003"
     assert any(line.startswith("to evaluate on: 4 rows") for line in lines)
     assert sum(line.startswith("row ") for line in lines) == 3
 
