@@ -43,7 +43,7 @@ class TuneRunConfig:
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
     resume: Annotated[str, ResumeMayChange] = ""
     """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
-    num_ranks: Count = 1
+    num_ranks: Annotated[Count, ResumeMayChange] = 1
     """Data-parallel ranks, each a process of this machine. Under torchrun or ``srun`` the ranks are theirs, and this is left out."""
     record_rows: Annotated[CountOrZero, ResumeMayChange] = 16
     """Rows at most whose tokens are written to ``rows.jsonl`` with their losses before the first step and after the last, half of them held
@@ -183,7 +183,7 @@ class OptimConfig:
     """Decay rates of AdamW's two moments."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
-    zero_stage: Annotated[int, Ge(0), Le(3)] = 0
+    zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 0
     """DeepSpeed ZeRO stage; in bfloat16 0 means 1. One rank in float32 without ZeRO trains without DeepSpeed."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""

@@ -63,6 +63,11 @@ class Inputs:
 
 def read_inputs(plan: InputPlan, tasks: TaskSource, questions: KnownTasks | None) -> Inputs:
     """Return the inputs of a run as they are now; the environment has been loaded, and so what it imports from its folder."""
+    return Inputs(tasks=tasks.known, questions=questions, files=read_files(plan), code=read_code(plan.agent))
+
+
+def read_files(plan: InputPlan) -> dict[str, Mapping[str, str]]:
+    """Return the fingerprints of models and of a template, as `Inputs.files` has them."""
     files: dict[str, Mapping[str, str]] = {}
     for name, place in plan.models.items():
         folder = Path(place).expanduser()
@@ -72,7 +77,7 @@ def read_inputs(plan: InputPlan, tasks: TaskSource, questions: KnownTasks | None
     template = Path(plan.chat_template)
     if template.is_file():
         files["--chat-template"] = {template.name: fingerprint_of(template)}
-    return Inputs(tasks=tasks.known, questions=questions, files=files, code=read_code(plan.agent))
+    return files
 
 
 def read_code(agent: str) -> dict[str, str]:
@@ -87,25 +92,27 @@ def read_code(agent: str) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8", errors="replace") for path in sorted(own)}
 
 
-def changed_files(before: Inputs, now: Inputs) -> list[str]:
-    """Return what of the files is not what it was, in words; what is not on this machine is not compared."""
+def changed_files(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return which files are not what they were, in words; what is not on this machine is not compared."""
     changes = []
-    for what, found in now.files.items():
-        old = before.files.get(what, found)
+    for what, found in now.items():
+        old = before.get(what, found)
         if names := sorted(name for name in old.keys() | found.keys() if old.get(name) != found.get(name)):
             changes.append(f"{what} ({', '.join(names)})")
     return changes
 
 
-def refuse_changed(before: Inputs, now: Inputs, resume: str) -> None:
+GO_ON = f"Restore them, or go on with those that are there now: add {ACCEPT}."
+
+
+def refuse_changed(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]], resume: str, remedy: str = GO_ON) -> None:
     """Refuse to go on with other models, tokenizers or templates.
 
     Raises:
         ConfigError: If there are such.
     """
     if changed := changed_files(before, now):
-        problem = f"reads other files than the run began with: {', '.join(changed)}"
-        raise ConfigError("--resume", resume, problem, f"Restore them, or go on with those that are there now: add {ACCEPT}.")
+        raise ConfigError("--resume", resume, f"reads other files than the run began with: {', '.join(changed)}", remedy)
 
 
 def changed_code(before: Inputs, now: Inputs) -> dict[str, str]:

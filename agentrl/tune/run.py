@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
+from glob import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.methods import METHODS
 from agentrl.core.errors import ClusterError, ConfigError
+from agentrl.core.fingerprints import ACCEPT, fingerprints_of
 from agentrl.core.process import refuse_import
+from agentrl.core.settings import flag, listed
+from agentrl.resolve.inputs import read_files
 from agentrl.resolve.ranks import is_rank
 from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
@@ -58,7 +64,7 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     examples = read(plan)
     directory = open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
     prepared = encoded(plan, examples)
-    directory.check_data(prepared.fingerprint)
+    directory.check_inputs(inputs_of(plan, prepared.fingerprint), accepts_changes=plan.accepts_changes)
     with launch.joined(plan.ranks.device, deepspeed=plan.needs_deepspeed) as ranks:
         # Imports DeepSpeed, which reads the kind of device that `joined` has set.
         from agentrl.tune.training import train
@@ -84,6 +90,18 @@ def encoded(plan: TunePlan, examples: Examples) -> Prepared:
     return prepare(examples, settings.data, settings.model, settings.images, settings.method)
 
 
+def inputs_of(plan: TunePlan, rows: str) -> dict[str, Any]:
+    """Return what a run reads, in JSON's own types; `rows` is the hash of its rows. See `RunDirectory.check_inputs`."""
+    data, files = plan.settings.data, dict[str, Mapping[str, str]]()
+    for name in ("data", "eval_data"):
+        for place in listed(getattr(data, name)):
+            path = Path(place).expanduser()
+            if path.exists():
+                folder, pattern = (path, "*") if path.is_dir() else (path.parent, escape(path.name))
+                files[f"{flag(name)} {place}"] = fingerprints_of(folder, [pattern])
+    return {"rows": rows, "data": files, "files": read_files(plan.inputs)}
+
+
 def _run_ranks(plan: TunePlan) -> TuneResult:
     """Run ``--num-ranks`` processes of the same command on the settings of the run's directory.
 
@@ -98,6 +116,7 @@ def _run_ranks(plan: TunePlan) -> TuneResult:
     words = [sys.executable, "-m", "agentrl", plan.method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
     words += ["--resume", run.resume] if run.resume else []
     words += ["--debug"] if run.debug else []
+    words += [ACCEPT] if plan.accepts_changes else []
     code = launch.run_ranks(words, plan.ranks.num_ranks)
     if code == REFUSED:
         raise SystemExit(code)

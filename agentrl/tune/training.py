@@ -13,7 +13,6 @@ from rich.console import Console
 
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
-from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path
 from agentrl.learner.ranks import Ranks
 from agentrl.resolve.ranks import is_first
@@ -23,7 +22,7 @@ from agentrl.track.recorders import LaunchRecorder
 from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
 from agentrl.tune.data import drawing_order, epoch_size
-from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoint_step, checkpoints_in
+from agentrl.tune.directory import RunDirectory, TuneResult
 from agentrl.tune.follow import Best, Rows, Stop
 from agentrl.tune.loop import Loop, save_model, start
 from agentrl.tune.prepare import Prepared, make_tokenizer, num_steps
@@ -63,9 +62,7 @@ def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Sto
             sink.on_run_begin(
                 RunBegin(config=dataclasses.asdict(settings), run_dir=directory.path, resumed=directory.step > 0, step=directory.step)
             )
-        for path in checkpoints_in(directory.path / CHECKPOINTS):
-            if checkpoint_step(path) > directory.step:  # begun by a run that was killed while it wrote
-                remove_directory(path)
+        directory.tidy()
     status = "failed"
     try:
         with (stop or Stop()).on_signals() as asked:
