@@ -45,6 +45,11 @@ class TuneRunConfig:
     """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
     num_ranks: Annotated[Count, ResumeMayChange] = 1
     """Data-parallel ranks, each a process of this machine. Under torchrun or ``srun`` the ranks are theirs, and this is left out."""
+    runtime: Annotated[Literal["auto", "ray", "local"], ResumeMayChange] = "auto"
+    """``ray`` places the ranks on a Ray cluster, a private one on this machine unless ``--ray-address`` names another; ``local`` starts
+    them here. ``auto``: ``ray`` with ``--ray-address``, else ``local``."""
+    ray_address: Annotated[str, ResumeMayChange] = ""
+    """Ray cluster to join (``auto`` or ``host:port``)."""
     record_rows: Annotated[CountOrZero, ResumeMayChange] = 16
     """Rows at most whose tokens are written to ``rows.jsonl`` with their losses before the first step and after the last, half of them held
     out where there are such, together at most 16,384 tokens; 0: none. See ``docs/viewer.md``."""

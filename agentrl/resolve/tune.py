@@ -105,6 +105,12 @@ class TunePlan:
         return Path(self.settings.run.run_dir or "")
 
     @property
+    def on_ray(self) -> bool:
+        """True if the ranks run on a Ray cluster."""
+        run = self.settings.run
+        return run.runtime == "ray" or (run.runtime == "auto" and bool(run.ray_address))
+
+    @property
     def bf16(self) -> bool:
         """True for training in bfloat16."""
         optim = self.settings.optim

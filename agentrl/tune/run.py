@@ -15,7 +15,7 @@ from agentrl.core.fingerprints import ACCEPT, fingerprints_of
 from agentrl.core.process import refuse_import
 from agentrl.core.settings import flag, listed
 from agentrl.resolve.inputs import read_files
-from agentrl.resolve.ranks import is_rank
+from agentrl.resolve.ranks import is_started
 from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
 from agentrl.tune.data import Examples, epoch_size, read_examples
@@ -56,7 +56,8 @@ def run(plan: TunePlan, stop: Stop | None = None) -> TuneResult:
     refuse_import()
     launch.follow_launcher()
     with plan.in_directory() as placed:
-        return _run_ranks(placed) if plan.ranks.num_ranks > 1 and not is_rank() else _run(placed, stop)
+        starts = not is_started() and (plan.ranks.num_ranks > 1 or plan.on_ray)
+        return _run_ranks(placed, stop) if starts else _run(placed, stop)
 
 
 def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
@@ -102,17 +103,23 @@ def inputs_of(plan: TunePlan, rows: str) -> dict[str, Any]:
     return {"rows": rows, "data": files, "files": read_files(plan.inputs)}
 
 
-def _run_ranks(plan: TunePlan) -> TuneResult:
-    """Run ``--num-ranks`` processes of the same command on the settings of the run's directory.
+def _run_ranks(plan: TunePlan, stop: Stop | None) -> TuneResult:
+    """Run ``--num-ranks`` processes, of the same command on the settings of the run's directory, or on a cluster.
 
     Raises:
         ClusterError: If one failed.
         SystemExit: With code 2 if they refused the request, which they have said.
+        AgentRLError: That of a rank on a cluster.
     """
     # A row that is wrong is refused once here, and not by every rank.
     read(plan)
     run, path = plan.settings.run, plan.run_dir
     open_directory(path, run.resume, plan.to_json())
+    if plan.on_ray:
+        from agentrl.tune.ray_ranks import run_on_cluster
+
+        run_on_cluster(plan, stop)
+        return TuneResult.read(path)
     words = [sys.executable, "-m", "agentrl", plan.method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
     words += ["--resume", run.resume] if run.resume else []
     words += ["--debug"] if run.debug else []
