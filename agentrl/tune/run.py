@@ -18,10 +18,9 @@ from agentrl.resolve.inputs import read_files
 from agentrl.resolve.ranks import is_started
 from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
-from agentrl.tune.data import Examples, epoch_size, read_examples
+from agentrl.tune.data import Examples, data_text, epoch_size, read_examples
 from agentrl.tune.directory import TuneResult, open_directory
 from agentrl.tune.prepare import Prepared, num_steps, prepare
-from agentrl.tune.summary import data_text
 
 if TYPE_CHECKING:
     from agentrl.tune.follow import Stop

@@ -14,12 +14,13 @@ from agentrl.config.methods import LOWER_IS_BETTER, METHODS
 from agentrl.config.tune import TuneRunConfig
 from agentrl.core.errors import ConfigError
 from agentrl.resolve.tune import load_given
+from agentrl.track.summary import TuneSummary
 from agentrl.tune import TuneResult, tune
+from agentrl.tune.data import data_text
 from agentrl.tune.follow import Stop
 from agentrl.tune.learner_rows import RowMaker
 from agentrl.tune.prepare import make_tokenizer, num_steps
 from agentrl.tune.run import preview
-from agentrl.tune.summary import TuneSummary, data_text
 from tests.learner_support import write_model
 from tests.unit.learner.test_families import SHAPE, write
 from tests.unit.tune.plans import state_of
@@ -88,7 +89,7 @@ def test_the_defaults_of_the_methods() -> None:
 
 
 def test_the_summary_of_the_rows_of_a_run(tmp_path: Path) -> None:
-    summary = TuneSummary(METHODS["dpo"])
+    summary = TuneSummary("dpo", METHODS["dpo"].shown)
     summary.add({"step": 0, "eval/loss": 0.7})
     for step in range(1, 5):
         summary.add({"step": step, "loss": 1.0 / step, "accuracy": 0.25 * step, "grad_norm": None})
