@@ -94,6 +94,10 @@ def test_the_summary_of_the_rows_of_a_run(tmp_path: Path) -> None:
     for step in range(1, 5):
         summary.add({"step": step, "loss": 1.0 / step, "accuracy": 0.25 * step, "grad_norm": None})
     summary.add({"step": 5, "loss": 0.1, "accuracy": None, "eval/loss": 0.4, "eval/best": 0.4, "eval/best_step": 5.0})
+    other = TuneSummary("dpo", ())
+    for row in ({"step": 2, "loss": 1.0, "eval/loss": 0.6, "eval/best": 0.6, "eval/best_step": 2.0}, {"step": 9, "eval/loss": 0.9}):
+        other.add(row)
+    assert other.build(run_dir=tmp_path, wall_s=2.0, status="finished", data={})["eval"]["best"] == {"step": 2, "value": 0.6}
     found = summary.build(run_dir=tmp_path, wall_s=2.0, status="finished", data={})
     assert (found["steps"], found["command"], found["train"].keys()) == (5, "dpo", {"loss", "accuracy"})
     assert found["eval"] == {
