@@ -142,7 +142,7 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     tasks, questions = plan.tasks(before, begin.progress.epoch)
     inputs = await on_thread(read_inputs, plan.inputs, tasks, of_questions(questions, tasks))
     if before is not None and not plan.accepts_changes:
-        refuse_changed(before, inputs, config.training.resume)
+        refuse_changed(before.files, inputs.files, config.training.resume)
     make_directory(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     stop = stop or StopRequest()

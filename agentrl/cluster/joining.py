@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from agentrl.cluster.build import actor_environment
 from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import owned_directory, remove_abandoned
@@ -119,14 +118,14 @@ The address of a proxy with a user in it stays as well.
 """
 
 
-def traveling_environment(plan: ClusterPlan) -> dict[str, str]:
-    """Return the environment variables that actors on a joined cluster start with: those of every run, and the user's that matter."""
+def traveling_environment(always: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that actors on a joined cluster start with: what they `always` have, and the user's that matter."""
     own = {
         name: value
         for name, value in os.environ.items()
         if (name.startswith(TRAVELS) or (name in PROXIES and "@" not in value)) and not any(part in name.upper() for part in SECRET)
     }
-    return {**own, **actor_environment(plan)}
+    return {**own, **always}
 
 
 MAX_FILE = 2**20
@@ -208,28 +207,33 @@ async def check_paths(
     model = plan.episodes.model.model
     if Path(model).is_absolute():
         remedy = "Put the model at the same place on every machine, or name one of the hub."
-        await _all_have({**workers, **front_ends, **ranks}, "--model", model, model, remedy)
+        await all_have({**workers, **front_ends, **ranks}, "--model", model, model, remedy)
     if not ranks:
         return
     if run_dir is not None:
         remedy = "Name a folder that all machines share: the learner ranks write checkpoints and models there."
         with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir) as probe:
-            await _all_have(ranks, "--run-dir", str(run_dir), probe.name, remedy)
+            await all_have(ranks, "--run-dir", str(run_dir), probe.name, remedy)
     if plan.weights.weight_transport == "disk" and run_dir is not None:
         remedy = "Name a folder that all machines share: with --weight-transport disk, engines read weights there."
         with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir) as probe:
-            await _all_have(workers, "--run-dir", str(run_dir), probe.name, remedy)
+            await all_have(workers, "--run-dir", str(run_dir), probe.name, remedy)
     elif not plan.joint:
         first = next(iter(ranks.values()))
         remedy = "Weights go through shared memory here: use --weight-transport disk and a shared --run-dir, or raylets of one machine."
         try:
-            await _all_have(workers, FLAG, plan.run.ray_address, await first.in_memory.remote(), remedy)
+            await all_have(workers, FLAG, plan.run.ray_address, await first.in_memory.remote(), remedy)
         finally:
             # The second call removes the file that the first one made.
             await first.in_memory.remote()
 
 
-async def _all_have(actors: Mapping[str, Any], flag: str, value: str, path: str, remedy: str) -> None:
+async def all_have(actors: Mapping[str, Any], flag: str, value: str, path: str, remedy: str) -> None:
+    """Let actors look for a path that a flag names by a value.
+
+    Raises:
+        ConfigError: If one does not have it.
+    """
     found = await asyncio.gather(*(actor.missing.remote([path]) for actor in actors.values()))
     for name, (host, missing) in zip(actors, found, strict=True):
         if missing:

@@ -18,7 +18,7 @@ import psutil
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from agentrl.cluster.build import build_learner_rank, build_worker
+from agentrl.cluster.build import build_worker
 from agentrl.cluster.joining import Site
 from agentrl.cluster.processes import ClusterPlan
 from agentrl.core.errors import AgentRLError, CheckpointError, ClusterError, EngineDeadError, LearnerDeadError
@@ -92,14 +92,17 @@ class RolloutActor:
 
 
 class LearnerActor:
-    """Holds one learner rank; its methods run one after another, on one thread."""
+    """Holds one learner rank, which `make` makes of the arguments and the address of this machine.
 
-    def __init__(self, plan: ClusterPlan, rank: int, site: Site) -> None:
+    Its methods run one after another, on one thread.
+    """
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         self._probe = ""
         host = ray.util.get_node_ip_address()
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(host)):
             os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo would take that of the host's name, which often stands for loopback
-        self._rank = build_learner_rank(site.settled(plan), rank, host)
+        self._rank = make(*arguments, host)
 
     @beside
     def diagnose(self) -> str:
@@ -141,6 +144,11 @@ class LearnerActor:
     def with_files(self, work: Callable[..., Any], files: Mapping[str, FileEntry], *arguments: Any) -> Any:
         """Call a function with some files of a checkpoint."""
         return work(files, *arguments)
+
+    @beside
+    def call_beside(self, method: str) -> Any:
+        """Call a method of the rank while another one runs."""
+        return getattr(self._rank, method)()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the rank; references among the arguments have arrived as what they stand for."""
@@ -249,7 +257,7 @@ class RayLearner:
 
     async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         """As `Learner.export_weights`."""
-        return merged(await self._every("export_weights", version, members))
+        return merged(await self.every("export_weights", version, members))
 
     async def abandon_weights(self, reason: str) -> None:
         """As `Learner.abandon_weights`."""
@@ -291,10 +299,11 @@ class RayLearner:
 
     async def _all(self, method: str, *arguments: Any) -> Any:
         """Call a method of every rank; returns the answer of rank 0."""
-        answer, *_ = await self._every(method, *arguments)
+        answer, *_ = await self.every(method, *arguments)
         return answer
 
-    async def _every(self, method: str, *arguments: Any) -> list[Any]:
+    async def every(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every rank, and return the answers; of several errors, the one that tells what happened is raised."""
         calls = [asyncio.ensure_future(self._rank(rank, actor.call.remote(method, *arguments))) for rank, actor in enumerate(self.actors)]
         try:
             return await asyncio.gather(*calls)

@@ -42,8 +42,13 @@ class TuneRunConfig:
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
     resume: Annotated[str, ResumeMayChange] = ""
     """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
-    num_ranks: Annotated[Count, Alias("--num-learners")] = 1
+    num_ranks: Annotated[Count, ResumeMayChange, Alias("--num-learners")] = 1
     """Ranks, each a process of this machine. Under torchrun or ``srun`` the ranks are theirs, and this is left out."""
+    runtime: Annotated[Literal["auto", "ray", "local"], ResumeMayChange] = "auto"
+    """``ray`` places the ranks on a Ray cluster, a private one on this machine unless ``--ray-address`` names another; ``local`` starts
+    them here. ``auto``: ``ray`` with ``--ray-address``, else ``local``."""
+    ray_address: Annotated[str, ResumeMayChange] = ""
+    """Ray cluster to join (``auto`` or ``host:port``)."""
     record_rows: Annotated[CountOrZero, ResumeMayChange] = 16
     """Rows at most whose tokens are written to ``rows.jsonl`` with their losses before the first step and after the last, half of them held
     out where there are such, together at most 16,384 tokens; 0: none. See ``docs/viewer.md``."""
@@ -172,7 +177,7 @@ class OptimConfig(ComputeConfig):
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Shape of the learning rate after warm-up."""
-    zero_stage: Annotated[int, Ge(0), Le(3)] = 0
+    zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 0
     """DeepSpeed ZeRO stage; in bfloat16 0 means 1. One rank in float32 without ZeRO trains without DeepSpeed."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""

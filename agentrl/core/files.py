@@ -21,6 +21,11 @@ from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, flush_fi
 TEMPORARY = ".partial"
 
 
+def temporary_name(target: Path) -> Path:
+    """Return the name of `target` while it is being filled."""
+    return target.with_name(f".{target.name}{TEMPORARY}")
+
+
 def temporary_directory(target: Path) -> Path:
     """Make an empty directory beside `target`, to be filled and then given to `commit_directory`.
 
@@ -32,8 +37,9 @@ def temporary_directory(target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for left in target.parent.glob(f".*{TEMPORARY}"):
-            shutil.rmtree(left)
-        temporary = target.with_name(f".{target.name}{TEMPORARY}")
+            if left.is_dir():  # the files are those of `complete_file`, which writes over what is left of them
+                shutil.rmtree(left)
+        temporary = temporary_name(target)
         temporary.mkdir()
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {write_problem(error, target)}") from error
@@ -70,6 +76,7 @@ def swap_directory(temporary: Path, target: Path) -> None:
     """Put `temporary` in the place of `target`, which may exist."""
     old = target.with_name(f".{target.name}.old{TEMPORARY}")
     if target.exists():
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed before it could
         target.rename(old)
     temporary.rename(target)
     # A rename survives a crash of the machine only once the directory that holds the name is flushed.
@@ -81,23 +88,11 @@ def recover_directory(target: Path) -> None:
     """Restore `target` from the newer complete directory, if `replace_directory` was cut off between its two renames."""
     if target.exists():
         return
-    for left in (target.with_name(f".{target.name}{TEMPORARY}"), target.with_name(f".{target.name}.old{TEMPORARY}")):
+    for left in (temporary_name(target), target.with_name(f".{target.name}.old{TEMPORARY}")):
         with contextlib.suppress(CheckpointError, OSError):
             check_directory(left)
             left.rename(target)
             return
-
-
-def write_manifest(directory: Path) -> None:
-    """Flush every file of a directory that another library wrote, and list them in the manifest, by which `check_directory` knows it whole.
-
-    Raises:
-        CheckpointError: If a file cannot be flushed.
-    """
-    try:
-        _flush_and_list(directory, {})
-    except OSError as error:
-        raise CheckpointError(f"{directory} cannot be written: {write_problem(error, directory)}") from error
 
 
 def _flush_and_list(directory: Path, flushed: Mapping[str, FileEntry]) -> None:
@@ -137,7 +132,7 @@ def check_directory(path: Path, hashed: Callable[[str], bool] = lambda name: Tru
 def complete_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path`, renamed to `path` on success and removed on failure."""
     # Beside it, because a file can be renamed within its file system only.
-    partial = path.with_name(f".{path.name}{TEMPORARY}")
+    partial = temporary_name(path)
     try:
         yield partial
         os.replace(partial, path)

@@ -94,6 +94,8 @@ def _save(
     state = copied(parameters, keep=ranks.first)
     if ranks.first:
         target = Path(path)
+        for left in target.parent.glob(f".{target.name}.*.tmp"):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             with quiet_transformers():

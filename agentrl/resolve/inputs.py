@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.fingerprints import ACCEPT, fingerprint_of, fingerprints_of
@@ -67,7 +67,7 @@ def read_inputs(plan: InputPlan, tasks: TaskSource, questions: KnownTasks | None
 
 
 def read_files(plan: InputPlan) -> dict[str, Mapping[str, str]]:
-    """Return the fingerprints of models and template, as `Inputs` has them."""
+    """Return the fingerprints of models and of a template, as `Inputs.files` has them."""
     files: dict[str, Mapping[str, str]] = {}
     for name, place in plan.models.items():
         folder = Path(place).expanduser()
@@ -92,25 +92,30 @@ def read_code(agent: str) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8", errors="replace") for path in sorted(own)}
 
 
-def changed_files(before: Inputs, now: Inputs) -> list[str]:
-    """Return what of the files is not what it was, in words; what is not on this machine is not compared."""
+def changed_files(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return which files are not what they were, in words; what is not on this machine is not compared."""
     changes = []
-    for what, found in now.files.items():
-        old = before.files.get(what, found)
+    for what, found in now.items():
+        old = before.get(what, found)
         if names := sorted(name for name in old.keys() | found.keys() if old.get(name) != found.get(name)):
             changes.append(f"{what} ({', '.join(names)})")
     return changes
 
 
-def refuse_changed(before: Inputs, now: Inputs, run: str, flag: str = "--resume") -> None:
+GO_ON = f"Restore them, or go on with those that are there now: add {ACCEPT}."
+
+Files: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Fingerprints by file, by what they belong to."""
+
+
+def refuse_changed(before: Files, now: Files, run: str, *, flag: str = "--resume", remedy: str = GO_ON) -> None:
     """Refuse to go on with other models, tokenizers or templates; `flag` has named the run.
 
     Raises:
         ConfigError: If there are such.
     """
     if changed := changed_files(before, now):
-        problem = f"reads other files than the run began with: {', '.join(changed)}"
-        raise ConfigError(flag, run, problem, f"Restore them, or go on with those that are there now: add {ACCEPT}.")
+        raise ConfigError(flag, run, f"reads other files than the run began with: {', '.join(changed)}", remedy)
 
 
 def changed_code(before: Inputs, now: Inputs) -> dict[str, str]:

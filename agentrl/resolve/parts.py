@@ -320,7 +320,7 @@ def inputs_of_run(config: EvaluateConfig | SampleConfig, agent: AgentSpec) -> tu
     )
     same_agent = config.run.agent == kept_environment(str(saved["agent"]), run)
     now = Inputs(tasks=before.tasks, files=read_files(plan), code=read_code(config.run.agent) if same_agent else before.code)
-    refuse_changed(before, now, str(run), "--run")
+    refuse_changed(before.files, now.files, str(run), flag="--run")
     same_tasks = same_agent and all(saved.get(name, value) == value for name, value in json.loads(to_json(config))["data"].items())
     return before if same_tasks else None, shown_changes(before, now)
 

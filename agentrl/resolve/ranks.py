@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 LAUNCHER = "AGENTRL_LAUNCHER"
-"""Environment variable with the process id of `agentrl.tune.launch.run_ranks`, with which its ranks end."""
+"""Environment variable with the process id of `agentrl.tune.launch.run_ranks`, with which its ranks end; empty for ranks on a cluster."""
 SLURM = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
 
 
@@ -23,6 +23,11 @@ def is_rank() -> bool:
 def is_first() -> bool:
     """Return True for the rank that writes and reports."""
     return not is_rank() or os.environ.get("RANK", "0") == "0"
+
+
+def is_started() -> bool:
+    """Return True for a process that is a rank, alone or one of several, which something else has started."""
+    return is_rank() or LAUNCHER in os.environ
 
 
 def holds_directory() -> bool:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl.assets import model_path
 from agentrl.config.load import Command, Loaded, flag_value, read_flags, read_given
 from agentrl.config.mapping import differences, refuse_hidden, to_json
 from agentrl.config.methods import METHODS, Method
@@ -20,14 +21,25 @@ from agentrl.config.sections import changed
 from agentrl.config.tune import TuneConfig
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ConfigError
+from agentrl.core.fingerprints import ACCEPT
 from agentrl.core.paths import absolute_path
 from agentrl.core.process import cuda_device_count
 from agentrl.learner.plan import LearnerConfig
 from agentrl.resolve.directories import default_directory
+from agentrl.resolve.inputs import InputPlan
 from agentrl.resolve.ranks import holds_directory
 from agentrl.resolve.saved import AUTO
 from agentrl.resolve.steps import Steps
-from agentrl.resolve.tune_rules import check, check_models, earlier_words, learner_of, num_ranks, with_best, with_learning_rate
+from agentrl.resolve.tune_rules import (
+    check,
+    check_models,
+    earlier_words,
+    learner_of,
+    named_models,
+    num_ranks,
+    with_best,
+    with_learning_rate,
+)
 
 
 class TuneCommand(Command[TuneConfig]):
@@ -35,7 +47,7 @@ class TuneCommand(Command[TuneConfig]):
 
     def __init__(self, method: Method) -> None:
         intro = f"{(method.config.__doc__ or '').strip()} Settings come from the defaults, then from --config FILE, then from flags."
-        super().__init__(method.command, method.config, intro, words=(), also=("--config", "--dry-run"))
+        super().__init__(method.command, method.config, intro, words=(), also=("--config", "--dry-run", ACCEPT))
 
 
 @cache
@@ -66,6 +78,7 @@ class TunePlan:
         sources: Where each setting that does not have its plain default comes from; see `Steps`.
         ranks: The ranks.
         unnamed: The directory of the run was chosen here, since nobody named one.
+        accepts_changes: The run goes on although its data are not what they were.
     """
 
     method: Method
@@ -73,6 +86,7 @@ class TunePlan:
     sources: Mapping[str, str]
     ranks: RankPlan
     unnamed: bool
+    accepts_changes: bool = False
 
     @classmethod
     def of(cls, method: Method, loaded: Loaded[TuneConfig]) -> TunePlan:
@@ -104,6 +118,12 @@ class TunePlan:
         return earlier_words(self.settings)
 
     @property
+    def on_ray(self) -> bool:
+        """True if the ranks run on a Ray cluster."""
+        run = self.settings.run
+        return run.runtime == "ray" or (run.runtime == "auto" and bool(run.ray_address))
+
+    @property
     def learner(self) -> LearnerConfig:
         """The settings of the learner."""
         return learner_of(self.settings, self.ranks.device)
@@ -112,6 +132,12 @@ class TunePlan:
         """Return the plan as ``--dry-run`` prints it and ``config.json`` holds it; without ``resume``, which is no part of the run."""
         sources = {name: source for name, source in self.sources.items() if name != "resume"}
         return to_json(changed(self.settings, resume=""), sources=sources, command=self.method.command)
+
+    @property
+    def inputs(self) -> InputPlan:
+        """The plan of what it reads besides its data."""
+        models = {**dict(named_models(self.settings)), "--model": model_path(self.settings.model.model)}
+        return InputPlan(agent="", models=models, chat_template=self.settings.model.chat_template)
 
     def check_models(self) -> None:
         """Check the named models as `agentrl.resolve.tune_rules.check_models` does."""
@@ -138,12 +164,15 @@ class TunePlan:
 def load(method: Method, words: Sequence[str]) -> TunePlan:
     """Read the words after a command, and the file that ``--config`` or the run that ``--resume`` names.
 
+    `ACCEPT` among them is no setting: it lets a run go on although its data are not what they were.
+
     Raises:
         ConfigError: If a setting is unknown, out of range or contradicts another.
         SystemExit: With code 2 for a malformed flag, 0 for ``--help`` (raised by the flag parser).
     """
     saved = saved_settings(flag_value(words, "--resume") or "") if flag_value(words, "--config") is None else None
-    return TunePlan.of(method, read_flags(_command(method.command), words, saved))
+    settings = [word for word in words if word != ACCEPT]
+    return replace(TunePlan.of(method, read_flags(_command(method.command), settings, saved)), accepts_changes=ACCEPT in words)
 
 
 def load_given(method: Method, given: Mapping[str, Any]) -> TunePlan:

@@ -166,6 +166,14 @@ def _ranks(method: Method, config: TuneConfig) -> None:
         raise ConfigError("--run-dir", None, problem, "Name a directory that all of them see.")
 
 
+def _runtime(method: Method, config: TuneConfig) -> None:
+    run = config.run
+    if is_rank() and (run.runtime == "ray" or run.ray_address):
+        raise ConfigError("--runtime", "ray", "places ranks, which torchrun or srun has started here already", "Leave one of the two out.")
+    if run.runtime == "local" and run.ray_address:
+        raise ConfigError("--ray-address", run.ray_address, "has no effect with --runtime local", "Leave one of the two out.")
+
+
 def _computation(method: Method, config: TuneConfig) -> None:
     optim = config.optim
     if optim.micro_batch_size and optim.micro_batch_tokens:
@@ -252,6 +260,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _ranks, _computation),
+    *(_packages, _data, _ranks, _runtime, _computation),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )

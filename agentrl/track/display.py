@@ -117,6 +117,30 @@ class Form:
     rows: Callable[[RunView, str], Table]
 
 
+def loss_form(shown: Sequence[str]) -> Form:
+    """Return what a display shows of a run on given data: the loss, and the metrics of its method."""
+    names = ("loss", *shown)
+
+    def parts(view: RunView) -> list[str]:
+        metrics = [f"{name} {number(view.latest.get(name, math.nan))}" for name in names]
+        evaluated = [f"held out: {name} {number(view.latest[f'eval/{name}'])}" for name in names[:2] if f"eval/{name}" in view.latest]
+        rate = f"learning rate {view.latest.get('learning_rate', math.nan):.1e}"
+        return [step_text(view), *metrics, *left_parts(view), *evaluated, rate]
+
+    def rows(view: RunView, blocks: str) -> Table:
+        table = Table.grid(Column(style="cyan", no_wrap=True), Column(overflow="ellipsis", no_wrap=True), padding=(0, 2))
+        curve = sparkline(view.rewards, SPARKLINE_WIDTH, blocks=blocks)
+        table.add_row("loss", f"[bold]{number(view.latest.get('loss', math.nan))}[/bold]  {curve}  {view.trend:+.3f} since the first steps")
+        for name in shown:
+            table.add_row(name, number(view.latest.get(name, math.nan)))
+        for name in names:
+            if f"eval/{name}" in view.latest:
+                table.add_row(f"held out: {name}", number(view.latest[f"eval/{name}"]))
+        return table
+
+    return Form(curve="loss", parts=parts, rows=rows)
+
+
 class Display(Callback):
     """Shows a run as it goes; the terminal is given back when the run ends."""
 

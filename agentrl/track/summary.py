@@ -53,16 +53,20 @@ def ends(steps: int) -> tuple[int, int]:
     return first, max(1, min(LAST_STEPS, steps - first))
 
 
-class SummaryBuilder(Callback):
-    """Takes in the metrics of every step and adds them up."""
+class Summary(Callback):
+    """Takes in the rows of a run: curves over its steps, and its evaluations.
 
-    def __init__(self) -> None:
-        self.rewards: list[float] = []  # mean of every step
-        self._scores: list[float] = []
-        self._totals: dict[str, float] = {}
-        self._highs: dict[str, float] = {}
-        self._means: dict[str, list[float]] = {}
-        self._latest: Mapping[str, float] = {}
+    Args:
+        curves: Metrics whose values of every step are kept.
+
+    Attributes:
+        steps: Steps done.
+        latest: The newest row of a step.
+    """
+
+    def __init__(self, *curves: str) -> None:
+        self.steps, self.latest = 0, dict[str, float]()
+        self._curves: dict[str, list[float]] = {name: [] for name in curves}
         self._evaluations: dict[int, Mapping[str, float]] = {}
 
     def on_metrics(self, event: MetricsRow) -> None:
@@ -72,15 +76,78 @@ class SummaryBuilder(Callback):
     def add(self, row: Mapping[str, float | None]) -> None:
         """Take in a line of ``metrics.jsonl``; step 0 is an evaluation before the first step."""
         metrics = {name: value for name, value in row.items() if value is not None}
-        if not metrics["step"]:
-            self._evaluations[0] = metrics
-            return
-        self._latest = metrics
-        if "eval/tasks" in metrics:
-            self._evaluations[int(metrics.get("eval/step", metrics["step"]))] = self._latest
-        self.rewards.append(metrics["reward/mean"])
-        if "score/mean" in metrics:
-            self._scores.append(metrics["score/mean"])
+        step = int(metrics["step"])
+        if not step or not metrics.keys().isdisjoint(EVALUATED):
+            self._evaluations[int(metrics.get("eval/step", step))] = metrics
+        if step:
+            self.steps, self.latest = self.steps + 1, metrics
+            for name, values in self._curves.items():
+                values += [metrics[name]] if name in metrics else []
+            self._take(metrics)
+
+    def _take(self, metrics: Mapping[str, float]) -> None:
+        """Take in what else is summed up of a step."""
+
+    def _common(self, run_dir: Path, wall_s: float, status: str, outputs: Mapping[str, str] = OUTPUTS) -> dict[str, Any]:
+        """Return the entries of every summary."""
+        return {
+            "status": status,
+            "steps": self.steps,
+            "eval": self._evaluated(),
+            "wall_s": wall_s,
+            "run_dir": str(run_dir),
+            "paths": {label: str(run_dir / name) for label, name in outputs.items() if (run_dir / name).exists()},
+        }
+
+    def _evaluated(self) -> dict[str, Any] | None:
+        """The first, the last and the best evaluation; `None` without one."""
+        if not self._evaluations:
+            return None
+        evaluations = sorted(self._evaluations.items())
+        (first, begin), (last, end) = evaluations[0], evaluations[-1]
+        kept = [metrics for _, metrics in evaluations if "eval/best" in metrics]
+        best = {"step": int(kept[-1]["eval/best_step"]), "value": kept[-1]["eval/best"]} if kept else None
+        return {"first": {"step": first, **self._figures(begin)}, "last": {"step": last, **self._figures(end)}, "best": best}
+
+    def _figures(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of an evaluation, by name."""
+        return {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
+
+
+EVALUATED = frozenset({"eval/tasks", "eval/loss"})
+"""Metrics of which every evaluation has one."""
+
+
+class TuneSummary(Summary):
+    """The summary of a run on given data.
+
+    Args:
+        command: Its method.
+        shown: Metrics that are shown beside the loss.
+    """
+
+    def __init__(self, command: str, shown: Sequence[str]) -> None:
+        super().__init__("loss", *shown)
+        self._command, self.losses = command, self._curves["loss"]
+
+    def build(self, *, run_dir: Path, wall_s: float, status: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the summary as a JSON-ready dictionary; arguments as those of `SummaryBuilder.build`, and what became of the rows."""
+        trends = {name: dict(zip(("first", "last"), first_and_last(each), strict=True)) for name, each in self._curves.items() if each}
+        common = self._common(run_dir, wall_s, status, {**OUTPUTS, "samples": "samples.txt"})
+        return {"command": self._command, **common, "train": trends, "data": dict(data)}
+
+
+class SummaryBuilder(Summary):
+    """The summary of a run of reinforcement learning."""
+
+    def __init__(self) -> None:
+        super().__init__("reward/mean", "score/mean")
+        self.rewards = self._curves["reward/mean"]  # mean of every step
+        self._totals: dict[str, float] = {}
+        self._highs: dict[str, float] = {}
+        self._means: dict[str, list[float]] = {}
+
+    def _take(self, metrics: Mapping[str, float]) -> None:
         for name in ("tokens", "episode/count", "time/train_s", "publish/seconds", "publish/export_s"):
             self._totals[name] = self._totals.get(name, 0.0) + metrics.get(name, 0.0)
         for name in ("staleness/max", "mismatch/max", "tokens_per_s"):
@@ -108,42 +175,33 @@ class SummaryBuilder(Callback):
             status: ``finished``, ``interrupted`` or ``failed``.
             stop_reason: Why a callback asked for the end of the run.
         """
-        accounts = self._latest if ledger is None else ledger
+        accounts = self.latest if ledger is None else ledger
         return {
-            "status": status,
+            **self._common(run_dir, wall_s, status),
             "stop_reason": stop_reason,
-            "steps": len(self.rewards),
             "reward": _trend(self.rewards),
-            "score": _trend(self._scores),
-            "eval": self._evaluated(),
+            "score": _trend(self._curves["score/mean"]),
             "episodes": int(self._totals.get("episode/count", 0)),
             "tokens": int(self._totals.get("tokens", 0)),
-            "wall_s": wall_s,
             "time": self._time(wall_s),
             "tokens_per_s": {"mean": self._mean("tokens_per_s"), "peak": self._highs.get("tokens_per_s")},
             "idle": {"generator": self._mean("idle/generator"), "learner": self._mean("idle/learner")},
             "staleness": {"mean": self._mean("staleness/mean"), "max": self._highs.get("staleness/max")},
             "mismatch_max": self._highs.get("mismatch/max"),
             "ledger": {name: int(accounts[f"ledger/{name}"]) for name in LEDGER if f"ledger/{name}" in accounts},
-            "run_dir": str(run_dir),
-            "paths": {label: str(run_dir / name) for label, name in OUTPUTS.items() if (run_dir / name).exists()},
         }
 
-    def _evaluated(self) -> dict[str, Any] | None:
-        """The first, the last and the best evaluation; `None` without one."""
-        if not self._evaluations:
-            return None
-        first, last = min(self._evaluations), max(self._evaluations)
-        best = self._evaluations[last]
-        kept = {"step": int(best["eval/best_step"]), "value": best["eval/best"]} if "eval/best" in best else None
-        return {"first": {"step": first, **_metrics(self._evaluations[first])}, "last": {"step": last, **_metrics(best)}, "best": kept}
+    def _figures(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        figures = super()._figures(metrics)
+        passes = [name for name in figures if name.startswith("pass@") and name[5:].isdigit()]
+        return {name: value for name, value in figures.items() if name in ("reward", "score", *passes)}
 
     def _mean(self, name: str) -> float | None:
         return mean(self._means[name]) if name in self._means else None
 
     def _time(self, wall_s: float) -> dict[str, float]:
         """The learner's time: loop time that is neither training nor publishing was spent waiting for episodes."""
-        loop_s = min(wall_s, self._latest.get("time_s", 0.0))
+        loop_s = min(wall_s, self.latest.get("time_s", 0.0))
         train_s = self._totals.get("time/train_s", 0.0)
         publish_s = self._totals.get("publish/seconds", 0.0) + self._totals.get("publish/export_s", 0.0)
         wait_s = max(0.0, loop_s - train_s - publish_s)
@@ -164,12 +222,6 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
         raise StorageError(f"{path} cannot be written: {write_problem(error, path)}") from error
 
 
-def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an evaluation over all tasks, by name."""
-    names = [name for name in metrics if name in ("eval/reward", "eval/score") or (name.startswith("eval/pass@") and name[10:].isdigit())]
-    return {name.removeprefix("eval/"): metrics[name] for name in names}
-
-
 def _trend(values: list[float]) -> dict[str, float | None]:
     """Means over the first and the last steps, their difference and the best step; all `None` without a step."""
     if not values:
@@ -178,11 +230,18 @@ def _trend(values: list[float]) -> dict[str, float | None]:
     return {"first": first, "last": last, "gain": last - first, "best": max(values)}
 
 
-def print_summary(summary: Mapping[str, Any], *, console: Console, rewards: Sequence[float] = (), agent: str = "") -> None:
-    """Print the summary, with a curve of the `rewards` per step, and commands for the `agent` as given to ``--agent``."""
+def print_summary(
+    summary: Mapping[str, Any],
+    *,
+    console: Console,
+    rewards: Sequence[float] = (),
+    agent: str = "",
+    commands: Sequence[str] | None = None,
+) -> None:
+    """Print the summary, with a curve of the `rewards` or losses per step, and commands: those for the `agent` as given to ``--agent``."""
     screen = Screen(console)
     screen.line()
-    print_rows(screen, summary_rows(summary, rewards=rewards, agent=agent, unicode=screen.unicode))
+    print_rows(screen, summary_rows(summary, rewards=rewards, agent=agent, unicode=screen.unicode, commands=commands))
 
 
 def print_rows(screen: Screen, rows: Iterable[tuple[str, str]]) -> None:
@@ -193,14 +252,20 @@ def print_rows(screen: Screen, rows: Iterable[tuple[str, str]]) -> None:
         screen.labelled(label, text, whole=part in ("saved", "next"))
 
 
-def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent: str, unicode: bool = True) -> list[tuple[str, str]]:
+def summary_rows(
+    summary: Mapping[str, Any], *, rewards: Sequence[float], agent: str, unicode: bool = True, commands: Sequence[str] | None = None
+) -> list[tuple[str, str]]:
     """Return label and text of every line; a continued row has the label ""."""
     rows = [(str(summary["status"]), f"{counted(summary['steps'], 'step')} in {duration(summary['wall_s'])}")]
     rows += [("stopped by", str(summary["stop_reason"]))] if summary.get("stop_reason") else []
-    if summary["steps"]:
-        rows += [("reward", _trend_text(summary["reward"], summary["steps"]))]
-        if unicode and len(rewards) > 1:
-            rows += [("", sparkline(rewards, 60))]
+    curve = [("", sparkline(rewards, 60))] if unicode and len(rewards) > 1 else []
+    if "train" in summary:
+        trends = [f"{name} {number(trend['first'])} to {number(trend['last'])}" for name, trend in summary["train"].items()]
+        rows += [("training", ", ".join(trends) or "nothing measured"), *curve]
+        held_out = [name for name in (summary["eval"] or {"first": {}})["first"] if name not in ("step", "seconds", "best", "best_step")]
+        rows += evaluation_rows("held out", summary["eval"], held_out[:4])
+    elif summary["steps"]:
+        rows += [("reward", _trend_text(summary["reward"], summary["steps"])), *curve]
         if (score := summary["score"])["last"] is not None:
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
         rows += evaluation_rows("evaluation", summary["eval"], ("reward", "score", "pass@1"))
@@ -212,7 +277,8 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
         rows += [("callback", f"{name}: {counted(took['calls'], 'call')}, {duration(took['seconds'])}")]
     rows += [("saved", shown_path(summary["run_dir"]))]
     rows += [("", "  ".join(Path(path).name for path in summary["paths"].values()))] if summary["paths"] else []
-    return rows + [("next" if i == 0 else "", command) for i, command in enumerate(_next_commands(summary, agent))]
+    commands = _next_commands(summary, agent) if commands is None else commands
+    return rows + [("next" if i == 0 else "", command) for i, command in enumerate(commands)]
 
 
 def evaluation_rows(label: str, evaluated: Mapping[str, Any] | None, names: Iterable[str]) -> list[tuple[str, str]]:

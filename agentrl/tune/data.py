@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from agentrl.core.settings import listed
 from agentrl.core.types import derive_seed
 from agentrl.env.prompts import PromptFormat, read_rows
 from agentrl.env.tasks import TaskOrder, shares
-from agentrl.track.text import counted
+from agentrl.track.text import count, counted
 from agentrl.tune.forms import PARSERS, Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.named import Item, NamedForm, named_form, recast, unfolded
 from agentrl.tune.row_images import RowError
@@ -160,11 +160,11 @@ def _hold_out(parts: Sequence[list[Example]], weights: Sequence[float], total: i
     """Hold out `total` examples, of each part by its weight; return them, and the parts without them."""
     held: list[Example] = []
     kept: list[list[Example]] = []
-    for index, (part, count) in enumerate(zip(parts, shares(total, weights), strict=True)):
-        if count >= len(part):
+    for index, (part, share) in enumerate(zip(parts, shares(total, weights), strict=True)):
+        if share >= len(part):
             problem = f"leaves nothing to train on of {' + '.join(str(len(each)) for each in parts)} rows"
             raise ConfigError("--eval-size", total, problem, "Lower it, or name other rows with --eval-data.")
-        chosen, rest = _sample(part, count, seed, index)
+        chosen, rest = _sample(part, share, seed, index)
         held += chosen
         kept.append(rest)
     return held, kept
@@ -200,3 +200,12 @@ def epoch_size(sizes: Sequence[int], data: TuneDataConfig, seed: int) -> int:
 
 def _order(sizes: Sequence[int], data: TuneDataConfig, seed: int) -> TaskOrder:
     return TaskOrder(sizes, tuple(map(float, listed(data.data_probs))) or (1.0,), seed=seed, shuffle=data.shuffle)
+
+
+def data_text(counts: Mapping[str, int], max_length: int) -> str:
+    """Return in one sentence what became of the rows of a data set."""
+    cut = [f"{counts[name]} {text}" for name, text in (("dropped", "dropped"), ("cut", "cut"), ("split", "split")) if counts[name]]
+    above = f"; above --max-length {max_length}: {', '.join(cut)}" if cut else ""
+    tokens = f"{count(counts['tokens'])} tokens, {count(counts['trained'])} of them trained, the longest row {counts['longest']}"
+    branches = f", {counts['branches']} of them because the chat template rewrites earlier turns," if counts.get("branches") else ""
+    return f"{counted(counts['rows'], 'row')}{branches} with {tokens}{above}"

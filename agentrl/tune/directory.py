@@ -1,16 +1,19 @@
-"""The directory of a run: its settings, the hash of its data, its checkpoints, and the rows of metrics that stay when it goes on."""
+"""The directory of a run: its settings, what it reads, its checkpoints, and the rows of metrics that stay when it goes on."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import CheckpointError, ConfigError
-from agentrl.core.files import check_directory, complete_file
+from agentrl.core.files import TEMPORARY, check_directory, complete_file
+from agentrl.core.fingerprints import ACCEPT
 from agentrl.core.paths import shown_path
+from agentrl.resolve.inputs import changed_files, refuse_changed
 from agentrl.resolve.ranks import holds_directory, is_first
 from agentrl.resolve.saved import AUTO
 from agentrl.track.html import curve, escaped, table
@@ -19,6 +22,9 @@ from agentrl.track.text import counted
 
 CHECKPOINTS = "checkpoints"
 PREFIX = "checkpoint-"
+INPUTS = "inputs.json"
+EARLIER = "trainer_state.json"
+"""File in checkpoints of the trainer of transformers, with which runs were trained before."""
 
 
 def checkpoint_step(path: Path) -> int:
@@ -105,19 +111,33 @@ class RunDirectory:
         """Steps done."""
         return checkpoint_step(self.checkpoint) if self.checkpoint else 0
 
-    def check_data(self, fingerprint: str) -> None:
-        """Note the hash of the run's rows, or compare it with the one that an earlier part noted.
+    def tidy(self) -> None:
+        """Remove checkpoints that a run which was killed had only begun to write or to remove, and those that do not count."""
+        folder = self.path / CHECKPOINTS
+        later = [path for path in checkpoints_in(folder) if checkpoint_step(path) > self.step]
+        for path in (*folder.glob(f".*{TEMPORARY}"), *later):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def check_inputs(self, inputs: Mapping[str, Any], *, accepts_changes: bool) -> None:
+        """Note what the run reads, or compare it with what an earlier part noted.
+
+        Args:
+            inputs: The hash of its ``rows``, and the fingerprints of the files of ``data``, and of ``files`` of models and a template.
+            accepts_changes: It may go on with other rows.
 
         Raises:
-            ConfigError: If the run goes on with other rows than it began with.
+            ConfigError: If the run goes on with other models or rows than it began with.
         """
-        path = self.path / "data.json"
+        path, name = self.path / INPUTS, shown_path(self.path)
         if self.checkpoint is not None and path.is_file():
-            if json.loads(path.read_text(encoding="utf-8")).get("sha256") != fingerprint:
-                problem = "goes on with other rows than it began with"
-                raise ConfigError("--resume", str(self.path), problem, "Restore the data, or start a new run.")
-        elif is_first():
-            _write(path, json.dumps({"sha256": fingerprint}) + "\n")
+            before = json.loads(path.read_text(encoding="utf-8"))
+            refuse_changed(before["files"], inputs["files"], name, remedy="Restore them, or start a new run.")
+            if before["rows"] != inputs["rows"] and not accepts_changes:
+                changed = ", ".join(changed_files(before["data"], inputs["data"]))
+                problem = "goes on with other rows than it began with" + (f": {changed}" if changed else "")
+                raise ConfigError("--resume", name, problem, f"Restore the data, or go on with what is there now: add {ACCEPT}.")
+        if is_first():
+            _write(path, json.dumps(inputs) + "\n")
 
 
 def open_directory(path: Path, resume: str, settings: str) -> RunDirectory:
@@ -132,6 +152,11 @@ def open_directory(path: Path, resume: str, settings: str) -> RunDirectory:
         ConfigError: If it holds another run, cannot be written to, or there is nothing to go on from.
     """
     checkpoint = latest_checkpoint(path / CHECKPOINTS) if resume and (path / "config.json").is_file() else None
+    if checkpoint is not None and (checkpoint / EARLIER).is_file():
+        weights = shown_path(path / "model" if (path / "model").is_dir() else checkpoint)
+        problem = "is a run of an earlier version, whose checkpoints another trainer wrote"
+        remedy = f"Begin a new run with --config {shown_path(path / 'config.json')} --model {weights} and another --run-dir."
+        raise ConfigError("--resume", shown_path(path), problem, remedy)
     if checkpoint is None and resume not in ("", AUTO):
         raise ConfigError("--resume", resume, "holds no complete checkpoint", "Start it again without --resume, with --save-every N.")
     if checkpoint is None and not resume and (path / "metrics.jsonl").exists() and is_first():

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from agentrl.config.methods import COMMON, LOWER_IS_BETTER, Method
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.process import handling_signals
@@ -44,6 +42,8 @@ class Stop:
 
     def agreed(self) -> bool:
         """Return True if any rank was asked, the same on every rank."""
+        import torch  # not by the process that only passes the request on to the ranks
+
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return self.asked
         device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
-from agentrl.core.files import remove_directory, write_manifest
+from agentrl.core.files import commit_directory, remove_directory, temporary_directory, temporary_name
 from agentrl.core.operating_system import peak_memory_gib
 from agentrl.learner.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.learner.ranks import Ranks
@@ -69,8 +69,10 @@ class Loop:
             self._evaluate(0)
         if self._recorder is not None:
             self._recorder.begin()
-        step, status = self._directory.step - 1, None
-        for step in range(self._directory.step, steps):
+        # A run that was killed after its last checkpoint has settled already.
+        status = "settled" if self._has_settled and self._directory.step < steps else None
+        step = self._directory.step - 1
+        for step in range(self._directory.step, 0 if status else steps):
             rows = self._made(drawn[step * self._batch_size : (step + 1) * self._batch_size])
             metrics = self._state.train_rows(step, rows) | _sizes(rows)
             self._tokens += rows.num_tokens
@@ -84,11 +86,11 @@ class Loop:
 
     def _follow(self, step: int, *, last: bool) -> str | None:
         """Do what follows a step; return how the run ends, `None` if it goes on."""
-        every, saves, patience = self._eval.eval_every, self._run.save_every, self._eval.early_stopping
+        every, saves = self._eval.eval_every, self._run.save_every
         status = None
         if self._held_out and (last or (every and step % every == 0)):
             self._evaluate(step)
-            if patience and self._best.since >= patience and not last:
+            if self._has_settled and not last:
                 status = "settled"
         if self._stop.agreed() and not last:
             status = "interrupted"
@@ -96,6 +98,10 @@ class Loop:
             self._rows.flush()
             self._save_checkpoint(step)
         return status
+
+    @property
+    def _has_settled(self) -> bool:
+        return 0 < self._eval.early_stopping <= self._best.since
 
     def _evaluate(self, step: int) -> None:
         begin = self._clock()
@@ -106,16 +112,18 @@ class Loop:
             save_model(self._state, self._best.folder)
 
     def _save_checkpoint(self, step: int) -> None:
-        """Write a checkpoint, and seal it with a manifest when all ranks have written their parts of it; only then remove older ones."""
-        folder = self._directory.path / CHECKPOINTS
+        """Write a checkpoint, which has its name when all ranks have written their parts of it; only then remove older ones."""
+        folder, ranks = self._directory.path / CHECKPOINTS, self._state.ranks
         path = folder / f"{PREFIX}{step}"
-        path.mkdir(exist_ok=True)
-        save_checkpoint(self._state, path, step)
-        if self._state.ranks.first:
-            write_manifest(path)
+        if ranks.first:
+            temporary_directory(path)
+        ranks.barrier()
+        save_checkpoint(self._state, temporary_name(path), step)
+        if ranks.first:
+            commit_directory(temporary_name(path), path)
             for old in checkpoints_in(folder)[: -self._run.keep_checkpoints]:
                 remove_directory(old)
-        self._state.ranks.barrier()
+        ranks.barrier()
 
 
 def _sizes(rows: LabelledRows) -> dict[str, float]:

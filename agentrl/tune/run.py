@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from glob import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.methods import METHODS
 from agentrl.core.errors import ClusterError, ConfigError
+from agentrl.core.fingerprints import ACCEPT, fingerprints_of
 from agentrl.core.process import refuse_import
+from agentrl.core.settings import flag, listed
 from agentrl.learner.backends import DEEPSPEED
-from agentrl.resolve.ranks import is_rank
+from agentrl.resolve.inputs import read_files
+from agentrl.resolve.ranks import is_started
 from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
-from agentrl.tune.data import Examples, epoch_size, read_examples
+from agentrl.tune.data import Examples, data_text, epoch_size, read_examples
 from agentrl.tune.directory import TuneResult, open_directory
 from agentrl.tune.prepare import Prepared, num_steps, prepare
-from agentrl.tune.summary import data_text
 
 if TYPE_CHECKING:
     from agentrl.tune.follow import Stop
@@ -52,7 +57,8 @@ def run(plan: TunePlan, stop: Stop | None = None) -> TuneResult:
     refuse_import()
     launch.follow_launcher()
     with plan.in_directory() as placed:
-        return _run_ranks(placed) if plan.ranks.num_ranks > 1 and not is_rank() else _run(placed, stop)
+        starts = not is_started() and (plan.ranks.num_ranks > 1 or plan.on_ray)
+        return _run_ranks(placed, stop) if starts else _run(placed, stop)
 
 
 def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
@@ -60,7 +66,7 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     examples = read(plan)
     directory = open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
     prepared = encoded(plan, examples)
-    directory.check_data(prepared.fingerprint)
+    directory.check_inputs(inputs_of(plan, prepared.fingerprint), accepts_changes=plan.accepts_changes)
     learner = plan.learner
     together = {"sequence_parallel": learner.sequence_parallel, "tensor_parallel": learner.learner_tensor_parallel}
     with launch.joined(plan.ranks.device, deepspeed=learner.learner_backend == DEEPSPEED, **together) as ranks:
@@ -89,20 +95,39 @@ def encoded(plan: TunePlan, examples: Examples) -> Prepared:
     return replace(prepared, notes=(*plan.notes, *prepared.notes))
 
 
-def _run_ranks(plan: TunePlan) -> TuneResult:
-    """Run ``--num-ranks`` processes of the same command on the settings of the run's directory.
+def inputs_of(plan: TunePlan, rows: str) -> dict[str, Any]:
+    """Return what a run reads, in JSON's own types; `rows` is the hash of its rows. See `RunDirectory.check_inputs`."""
+    data, files = plan.settings.data, dict[str, Mapping[str, str]]()
+    for name in ("data", "eval_data"):
+        for place in listed(getattr(data, name)):
+            path = Path(place).expanduser()
+            if path.exists():
+                folder, pattern = (path, "*") if path.is_dir() else (path.parent, escape(path.name))
+                files[f"{flag(name)} {place}"] = fingerprints_of(folder, [pattern])
+    return {"rows": rows, "data": files, "files": read_files(plan.inputs)}
+
+
+def _run_ranks(plan: TunePlan, stop: Stop | None) -> TuneResult:
+    """Run ``--num-ranks`` processes, of the same command on the settings of the run's directory, or on a cluster.
 
     Raises:
         ClusterError: If one failed.
         SystemExit: With code 2 if they refused the request, which they have said.
+        AgentRLError: That of a rank on a cluster.
     """
     # A row that is wrong is refused once here, and not by every rank.
     read(plan)
     run, path = plan.settings.run, plan.run_dir
     open_directory(path, run.resume, plan.to_json())
+    if plan.on_ray:
+        from agentrl.tune.ray_ranks import run_on_cluster
+
+        run_on_cluster(plan, stop)
+        return TuneResult.read(path)
     words = [sys.executable, "-m", "agentrl", plan.method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
     words += ["--resume", run.resume] if run.resume else []
     words += ["--debug"] if run.debug else []
+    words += [ACCEPT] if plan.accepts_changes else []
     code = launch.run_ranks(words, plan.ranks.num_ranks)
     if code == REFUSED:
         raise SystemExit(code)

@@ -70,23 +70,27 @@ class RowRecorder:
 
     def __init__(self, state: LearnerState, make: RowMaker, rows: Sequence[tuple[str, Row]], directory: RunDirectory, size: int) -> None:
         self._state, self._make, self._rows, self._directory, self._size = state, make, rows, directory, size
+        self._lines = list[dict[str, Any]]()
 
     def begin(self) -> None:
-        """Write the rows and their first figures; a run that goes on has them."""
+        """Write the rows and their first figures; a run that goes on with the same rows has them."""
         path, step = self._directory.path / ROWS, self._directory.step
-        lines = [line for line in read_lines(path) if line.get("step", 0) <= step] if step and path.is_file() else []
-        if not lines:
-            lines = [*(_line(number, *each) for number, each in enumerate(self._rows)), *self._measured(step)]
-        if self._state.ranks.first:
-            with complete_file(path) as partial:
-                partial.write_text("".join(encode(line) + "\n" for line in lines), encoding="ascii")
+        rows = [_line(number, *each) for number, each in enumerate(self._rows)]
+        self._lines = [line for line in read_lines(path) if line.get("step", 0) <= step] if step and path.is_file() else []
+        if self._lines[: len(rows)] != rows:
+            self._lines = [*rows, *self._measured(step)]
+        self._write()
 
     def end(self, step: int) -> None:
-        """Append the last figures."""
-        lines = self._measured(step) if step > self._directory.step else []
+        """Add the last figures, unless they are there."""
+        if all(line.get("step") != step for line in self._lines):
+            self._lines += self._measured(step)
+            self._write()
+
+    def _write(self) -> None:
         if self._state.ranks.first:
-            with (self._directory.path / ROWS).open("a", encoding="ascii") as file:
-                file.writelines(encode(line) + "\n" for line in lines)
+            with complete_file(self._directory.path / ROWS) as partial:
+                partial.write_text("".join(encode(line) + "\n" for line in self._lines), encoding="ascii")
 
     def _measured(self, step: int) -> list[dict[str, Any]]:
         """Return the figures of all rows, computed as in an evaluation."""

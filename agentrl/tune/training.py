@@ -13,23 +13,22 @@ from rich.console import Console
 
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
-from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path
 from agentrl.learner.ranks import Ranks
 from agentrl.resolve.ranks import is_first
 from agentrl.resolve.tune import TunePlan
 from agentrl.track.console import make_display, open_console
+from agentrl.track.display import loss_form
 from agentrl.track.recorders import LaunchRecorder
 from agentrl.track.sinks import open_metric_sinks
-from agentrl.track.summary import write_summary
-from agentrl.tune.data import drawing_order, epoch_size
-from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoint_step, checkpoints_in
+from agentrl.track.summary import TuneSummary, print_summary, write_summary
+from agentrl.tune.data import data_text, drawing_order, epoch_size
+from agentrl.tune.directory import RunDirectory, TuneResult
 from agentrl.tune.follow import Best, Rows, Stop
 from agentrl.tune.loop import Loop, save_model, start
 from agentrl.tune.prepare import Prepared, make_tokenizer, num_steps
 from agentrl.tune.row_table import Drawn
 from agentrl.tune.samples import rows_to_record
-from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tune_summary
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +47,13 @@ def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Sto
     epoch_rows = epoch_size(prepared.sizes, settings.data, settings.run.seed)
     steps = num_steps(settings.run, settings.optim.batch_size, epoch_rows)
     console = open_console()
-    summary, sinks, display = TuneSummary(method), list[Callback](), None
+    summary, sinks, display = TuneSummary(method.command, method.shown), list[Callback](), None
     for row in directory.rows:
         summary.add(row)
     if is_first():
         _show_data(prepared, settings.data.max_length, directory, console)
         display = make_display(
-            steps, title=_title(method.command, settings.model.model, settings.data.data), console=console, form=display_form(method)
+            steps, title=_title(method.command, settings.model.model, settings.data.data), console=console, form=loss_form(method.shown)
         )
         display.on_stage("loading the model")
         launched = LaunchRecorder(directory.path / "launches.jsonl")
@@ -63,9 +62,7 @@ def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Sto
             sink.on_run_begin(
                 RunBegin(config=dataclasses.asdict(settings), run_dir=directory.path, resumed=directory.step > 0, step=directory.step)
             )
-        for path in checkpoints_in(directory.path / CHECKPOINTS):
-            if checkpoint_step(path) > directory.step:  # begun by a run that was killed while it wrote
-                remove_directory(path)
+        directory.tidy()
     status = "failed"
     try:
         with (stop or Stop()).on_signals() as asked:
@@ -81,7 +78,7 @@ def train(plan: TunePlan, prepared: Prepared, directory: RunDirectory, stop: Sto
         for sink in reversed(sinks):
             sink.on_run_end(RunEnd(status=status, summary=found))
         if is_first() and status != "failed":
-            print_tune_summary(found, summary.losses, console=console, next_commands=_next(method.command, directory, status))
+            print_summary(found, console=console, rewards=summary.losses, commands=_next(method.command, directory, status))
     model = directory.path / "model"
     return TuneResult(status=status, run_dir=directory.path, model=model, steps=found["steps"], metrics=summary.latest, summary=found)
 

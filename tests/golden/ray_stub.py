@@ -195,7 +195,7 @@ def stubbed_ray(machine: Machine, recording: Recording) -> Iterator[None]:
         },
         "ray._private.state": {"available_resources_per_node": cluster.available},
         "agentrl.cluster.ray_environment": {"_read_again": lambda address: None},
-        "agentrl.cluster.ray_runtime": {"find_cluster": find, "Reaper": Nothing},
+        "agentrl.cluster.ray_cluster": {"find_cluster": find, "Reaper": Nothing},
     }
     with ExitStack() as stack:
         for module, functions in own.items():

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.cluster import joining
+from agentrl.cluster.build import actor_environment
 from agentrl.cluster.joining import Site, check_paths, find_cluster, pack, traveling_environment
 from agentrl.cluster.ray_actors import interface_of
 from agentrl.config.schema import TrainConfig
@@ -111,13 +112,13 @@ def test_a_machine_with_other_files_gets_those_of_the_driver(tmp_path: Path, mon
 def test_variables_that_matter_travel_and_secrets_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NCCL_DEBUG": "INFO", "HF_HOME": "/models", "HF_TOKEN": "canary", "EDITOR": "vi", "OMP_NUM_THREADS": "3"}.items():
         monkeypatch.setenv(name, value)
-    found = traveling_environment(cluster_plan(TrainConfig(), "cuda"))
+    found = traveling_environment(actor_environment(cluster_plan(TrainConfig(), "cuda")))
     assert (found["NCCL_DEBUG"], found["HF_HOME"], found["OMP_NUM_THREADS"]) == ("INFO", "/models", "3")
     assert found["DS_ACCELERATOR"] == "cuda"  # the cluster's kind of device, not this machine's
     assert "EDITOR" not in found
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("HTTP_PROXY", "http://user:canary@proxy:3128")
-    found = traveling_environment(cluster_plan(TrainConfig(), "cuda"))
+    found = traveling_environment(actor_environment(cluster_plan(TrainConfig(), "cuda")))
     assert found["HTTPS_PROXY"] == "http://proxy:3128"
     assert "canary" not in found.values()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ from agentrl.core.errors import CheckpointError
 from agentrl.core.files import (
     check_directory,
     commit_directory,
+    complete_file,
     recover_directory,
     remove_directory,
     replace_directory,
+    swap_directory,
     temporary_directory,
+    temporary_name,
 )
 from agentrl.core.manifest import MANIFEST
 
@@ -55,6 +59,29 @@ def test_what_a_killed_run_left_is_removed_and_never_taken_for_complete(tmp_path
     assert not (tmp_path / "one").exists()
     made(tmp_path / "two")
     assert os.listdir(tmp_path) == ["two"]
+
+
+def test_a_file_that_a_killed_run_left_half_written_stops_nothing(tmp_path: Path) -> None:
+    temporary_name(tmp_path / "summary.json").write_text("{")
+    made(tmp_path / "one")
+    with complete_file(tmp_path / "summary.json") as partial:
+        partial.write_text("{}")
+    assert sorted(os.listdir(tmp_path)) == ["one", "summary.json"]
+
+
+@pytest.mark.parametrize("killed", ["after the first name", "after the second"])
+def test_a_directory_is_put_in_the_place_of_another_after_a_kill(tmp_path: Path, killed: str) -> None:
+    target, old = tmp_path / "best", tmp_path / ".best.old.partial"
+    for folder, text in ((target, "second"), (old, "first")):
+        folder.mkdir()
+        (folder / "weights").write_text(text)
+    if killed == "after the first name":
+        shutil.rmtree(target)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "weights").write_text("third")
+    swap_directory(tmp_path / "new", target)
+    assert os.listdir(tmp_path) == ["best"]
+    assert (target / "weights").read_text() == "third"
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -93,16 +93,16 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_and_templates_are_refused_if_they_changed(folder: Path, name: str) -> None:
     before = read(folder)
-    refuse_changed(before, read(folder, before), "runs/a")
+    refuse_changed(before.files, read(folder, before).files, "runs/a")
     change, shown = REFUSED[name]
     change(folder)
     if not shown:  # of what is not on this machine nothing is known: a cluster's machines may have it
-        refuse_changed(before, read(folder, before), "runs/a")
+        refuse_changed(before.files, read(folder, before).files, "runs/a")
         return
     with pytest.raises(
         ConfigError, match=rf"--resume = 'runs/a': reads other files than the run began with: {shown}.*--accept-changed-inp"
     ):
-        refuse_changed(before, read(folder, before), "runs/a")
+        refuse_changed(before.files, read(folder, before).files, "runs/a")
 
 
 def test_files_that_are_written_anew_or_elsewhere_are_the_same(
@@ -115,13 +115,13 @@ def test_files_that_are_written_anew_or_elsewhere_are_the_same(
     for path in other.rglob("*"):
         os.utime(path, (1, 1))
     after = read(other, before)
-    refuse_changed(before, after, "runs/a")
+    refuse_changed(before.files, after.files, "runs/a")
     assert changed_code(before, after) == {}
 
 
 def test_what_was_not_on_the_machine_before_is_not_compared(folder: Path) -> None:
     before = read(folder)
-    refuse_changed(Inputs(tasks=before.tasks), before, "runs/a")
+    refuse_changed({}, before.files, "runs/a")
 
 
 def test_added_questions_are_not_asked_and_changed_ones_are_refused(folder: Path) -> None:

@@ -88,6 +88,19 @@ def test_evaluations_that_are_no_better_end_the_run(tmp_path: Path) -> None:
     assert state.saved == 4
 
 
+def test_a_run_that_was_killed_when_it_had_settled_trains_no_further(tmp_path: Path) -> None:
+    plan = load_given(METHODS["sft"], {"data": str(DATA / "chats.jsonl"), "run_dir": tmp_path, "eval_every": 1, "early_stopping": 2})
+    lines = [{"step": step, "eval/loss": loss, "tokens": 9.0} for step, loss in enumerate((0.5, 0.4, 0.6, 0.45))]
+    directory, state = RunDirectory(tmp_path, tmp_path / "checkpoint-3", tuple(lines)), State()
+    for rows, end in ((lines, "settled"), (lines[:3], "finished")):
+        best = Best("loss", tmp_path / "best", rows)
+        events = Rows(plan.method, [], epoch_rows=2, batch_size=2)
+        prepared = Prepared(([ROW],), (), {}, ())
+        loop = Loop(plan, prepared, directory, state, events, best, Stop(), lambda: 1.0)  # type: ignore[arg-type]
+        assert loop.train([ROW] * 160, 5) == end
+        assert state.trained == (0 if end == "settled" else 64)
+
+
 def test_the_last_evaluation_ends_nothing_early(tmp_path: Path) -> None:
     status, _ = followed(tmp_path, 1, State([0.1, 0.2]), keep="loss", eval_every=1, early_stopping=1)
     assert status == "finished"

@@ -14,12 +14,13 @@ from agentrl.config.methods import LOWER_IS_BETTER, METHODS
 from agentrl.config.tune import TuneRunConfig
 from agentrl.core.errors import ConfigError
 from agentrl.resolve.tune import load_given
+from agentrl.track.summary import TuneSummary
 from agentrl.tune import TuneResult, tune
+from agentrl.tune.data import data_text
 from agentrl.tune.follow import Stop
 from agentrl.tune.learner_rows import RowMaker
 from agentrl.tune.prepare import make_tokenizer, num_steps
 from agentrl.tune.run import preview
-from agentrl.tune.summary import TuneSummary, data_text
 from tests.learner_support import write_model
 from tests.unit.learner.test_families import SHAPE, write
 from tests.unit.tune.plans import state_of
@@ -88,11 +89,15 @@ def test_the_defaults_of_the_methods() -> None:
 
 
 def test_the_summary_of_the_rows_of_a_run(tmp_path: Path) -> None:
-    summary = TuneSummary(METHODS["dpo"])
+    summary = TuneSummary("dpo", METHODS["dpo"].shown)
     summary.add({"step": 0, "eval/loss": 0.7})
     for step in range(1, 5):
         summary.add({"step": step, "loss": 1.0 / step, "accuracy": 0.25 * step, "grad_norm": None})
     summary.add({"step": 5, "loss": 0.1, "accuracy": None, "eval/loss": 0.4, "eval/best": 0.4, "eval/best_step": 5.0})
+    other = TuneSummary("dpo", ())
+    for row in ({"step": 2, "loss": 1.0, "eval/loss": 0.6, "eval/best": 0.6, "eval/best_step": 2.0}, {"step": 9, "eval/loss": 0.9}):
+        other.add(row)
+    assert other.build(run_dir=tmp_path, wall_s=2.0, status="finished", data={})["eval"]["best"] == {"step": 2, "value": 0.6}
     found = summary.build(run_dir=tmp_path, wall_s=2.0, status="finished", data={})
     assert (found["steps"], found["command"], found["train"].keys()) == (5, "dpo", {"loss", "accuracy"})
     assert found["eval"] == {

@@ -82,6 +82,26 @@ def test_a_run_that_goes_on_keeps_the_figures_of_its_beginning(tmp_path: Path):
     assert [line["step"] for line in before[1]] == [0] * 16 + [3] * 16
 
 
+def test_a_run_that_was_killed_before_its_last_figures_gets_them_and_no_model_of_a_killed_process_stays(tmp_path: Path):
+    run = tmp_path / "run"
+    short("sft", "chats", run, save_every=1)
+    before = recorded(run)
+    (run / "rows.jsonl").write_text("".join((run / "rows.jsonl").read_text().splitlines(keepends=True)[:32]))
+    left = run / ".model.1.tmp"
+    (run / "model").rename(left)
+    short("sft", "chats", run, save_every=1, resume="auto")
+    assert recorded(run) == before
+    assert (run / "model").is_dir()
+    assert not left.exists()
+
+
+def test_other_rows_are_recorded_anew(tmp_path: Path):
+    short("sft", "chats", tmp_path / "run", save_every=1, record_rows=4)
+    short("sft", "chats", tmp_path / "run", save_every=1, record_rows=8, resume="auto")
+    rows, figures = recorded(tmp_path / "run")
+    assert (len(rows), [line["step"] for line in figures]) == (8, [STEPS] * 8)
+
+
 def test_figures_are_those_without_dropout(tmp_path: Path):
     line = (DATA / "chats.jsonl").read_text().splitlines()[0]
     (tmp_path / "same.jsonl").write_text(f"{line}\n" * 8)
