@@ -47,6 +47,7 @@ class LearnerSettings:
     num_steps: int  # steps of the whole run, the length of the learning rate schedule
     max_new_tokens: int  # tokens of a turn at most; the length in the aggregation ``constant``
     objective: ObjectiveSettings | None = None  # `None`: reinforcement learning
+    demonstrations: Path | None = None  # folder of what is imitated beside episodes, of `agentrl.learner.demonstrations`
     lora: LoraConfig = field(default_factory=LoraConfig)  # low-rank adapters
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # what engines get
     max_model_len: int = 0  # context length that the engines are asked for; 0: their own choice

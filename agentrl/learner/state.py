@@ -23,6 +23,8 @@ from agentrl.core.types import Group, derive_seed
 from agentrl.learner.alarm import Comparison, MismatchAlarm
 from agentrl.learner.annotations import recorded_trajectories
 from agentrl.learner.batch import collate
+from agentrl.learner.demonstration_files import Demonstrations
+from agentrl.learner.demonstrations import as_rows
 from agentrl.learner.dropout import check_repeatable
 from agentrl.learner.engine import Backend, TrainEngine, backend_of
 from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
@@ -55,6 +57,7 @@ class LearnerState:
         self.entropy = EntropyController(coefficient=algo.entropy_coef, target=algo.entropy_target)
         self.alarm = MismatchAlarm(settings.max_mismatch, _comparison(settings, models))
         decay = settings.learner.ema_decay
+        self.demonstrations = None if settings.demonstrations is None else Demonstrations(settings.demonstrations)
         self.average = None
         if decay is not None:
             self.average = WeightAverage(self.policy, decay, ranks, backend.parameters, offload="ema" in settings.learner.offload)
@@ -73,7 +76,8 @@ class LearnerState:
             coefficients = (self.kl.coefficient, self.entropy.in_force)
             recorded = recorded_trajectories(groups) if self.settings.annotations else frozenset()
             run = TrainingStep(step, self.models, self.settings, self.ranks)
-            objective = PolicyObjective(run, batch, self.algorithm, *coefficients, recorded)
+            demonstrations = None if self.demonstrations is None else as_rows(self.demonstrations.of_step(step))
+            objective = PolicyObjective(run, batch, self.algorithm, *coefficients, recorded, demonstrations)
             metrics = run.train(objective).result()
         self.alarm.judge(step, metrics, int(objective.same_version.sum()))
         metrics |= self.alarm.metrics

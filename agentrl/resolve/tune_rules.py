@@ -72,7 +72,12 @@ def _packages(method: Method, config: TuneConfig) -> None:
             raise ConfigError(f"agentrl {method.command}", name, "is a package that is not installed", "pip install 'agentrl[tune]'")
 
 
-def _data(method: Method, config: TuneConfig) -> None:
+def check_data(method: Method, config: TuneConfig) -> None:
+    """Refuse rows that are not there, or whose settings contradict each other.
+
+    Raises:
+        ConfigError: If so.
+    """
     data = config.data
     if not data.data:
         raise ConfigError("--data", "", "is required", "Name a JSONL or Parquet file, a folder of them, or a data set of the hub.")
@@ -215,6 +220,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _optimizer, _ranks, _lora, _computation),
+    *(_packages, check_data, _optimizer, _ranks, _lora, _computation),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )

@@ -130,6 +130,9 @@ TEXTS: tuple[tuple[str, str], ...] = (
     (r"--reuse-behaviour-logprobs", r"--old-logprobs behaviour"),
     (r"--zero-quantized-(\w+) = True", r"--deepspeed-args = 'zero_quantized_\1'"),
     (r"--env-memory-mib = (\d+)", r"--env-limits = ('memory_mib=\1',)"),
+    (r"--no-check-env\b", "--skip-checks env"),
+    (r"--no-certify\b", "--skip-checks model"),
+    (r"--no-check-memory\b", "--skip-checks memory"),
     (r"with --value-head-prefix", r"as value_head_prefix in its config.json"),
 )
 """Flags of release 0.3 in texts, as expressions, and what is written in their place."""

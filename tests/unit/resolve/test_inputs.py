@@ -62,7 +62,7 @@ def read(folder: Path, before: Inputs | None = None, *words: str) -> Inputs:
     """What a run reads; with `before`, one that is resumed."""
     given = ("--agent", str(folder / "env.py"), "--prompts", str(folder / "rows.jsonl"), "--eval-every", "1", "--runtime", "local")
     models = ("--model", str(folder / "model"), "--reward-model", str(folder / "judge"), "--chat-template", str(folder / "template.jinja"))
-    teacher = ("--teacher", str(folder / "teacher"), "--engine", "transformers", "--no-check-env")
+    teacher = ("--teacher", str(folder / "teacher"), "--engine", "transformers", "--skip-checks", "env")
     plan = RunPlan.of(read_train([*given, *models, *teacher, *(words or ("--eval-prompts", str(folder / "questions.jsonl")))]), named=False)
     tasks, questions = plan.tasks(before)
     inputs = read_inputs(plan.inputs, tasks, of_questions(questions, tasks))
