@@ -45,11 +45,11 @@ class Imitation:
             for part in parts:
                 for micro in self._run.on_device(part):
                     surprise = -policy(micro)[0].sum()
-                    stats.mean("sft/loss", float(surprise), float(len(micro.actions)))
+                    stats.mean("sft/loss", surprise.item(), float(len(micro.actions)))
                     stats.total("sft/tokens", float(len(micro.actions)))
                     if self._coefficient:
                         loss = self._coefficient * surprise / tokens
                         policy.accumulate(loss, last=False)
                         # The micro-batches of the batch give the means over updates their weight.
-                        stats.mean("loss", float(loss), 0.0)
-                        stats.mean("loss/sft", float(loss), 1.0 / (len(part.micros) * len(parts) * self._run.ranks.data_size))
+                        stats.mean("loss", loss.item(), 0.0)
+                        stats.mean("loss/sft", loss.item(), 1.0 / (len(part.micros) * len(parts) * self._run.ranks.data_size))

@@ -29,8 +29,8 @@ def chunk_rows(vocabulary: int) -> int:
 class ObjectiveSettings:
     """Supervised or preference training in the place of reinforcement learning."""
 
-    name: str  # a key of `agentrl.algo.objectives.OBJECTIVES`
-    options: Any  # its options
+    name: str  # a key of `agentrl.algo.objectives.OBJECTIVES`, or a user's own as ``file.py:name``
+    options: Any  # its options; of a user's own, whose class other processes may not know, a mapping with them
     reference: str = ""  # model that log-probabilities refer to; empty: the initial policy
     teacher: str = ""  # model whose distribution is learned
     packs: bool = False  # rows follow each other without padding on a CPU too, where the model allows it

@@ -7,6 +7,9 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.algo.facts import facts_of
+from agentrl.algo.objectives import OBJECTIVES, check_objective
+from agentrl.algo.options import option_names
 from agentrl.assets import model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.learner_rules import check_4bit, check_optimizer
@@ -14,15 +17,14 @@ from agentrl.config.methods import Method
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.sections import changed
 from agentrl.config.tune import (
-    DistillMethodConfig,
     DpoMethodConfig,
-    KtoMethodConfig,
     SftDataConfig,
     TuneConfig,
 )
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
+from agentrl.core.plugins import is_plugin
 from agentrl.core.settings import flag, listed, refuse_set
 from agentrl.core.tokenizers import check_teacher
 from agentrl.learner.deepspeed.plan import check_dora
@@ -151,7 +153,7 @@ def _models(method: Method, config: TuneConfig) -> None:
             problem = "holds an adapter without its model"
             raise ConfigError(name, value, problem, f"Merge it first: agentrl merge {value} --output DIR.")
     teacher = getattr(config.method, "teacher", None)
-    if isinstance(config.method, DistillMethodConfig) and not teacher:
+    if teacher == "":
         raise ConfigError("--teacher", "", "is required", "Name the model to learn from.")
 
 
@@ -180,14 +182,16 @@ def _chat_template(method: Method, config: TuneConfig) -> None:
 
 def _method(method: Method, config: TuneConfig) -> None:
     own = config.method
+    if own.loss and (is_plugin(own.loss) or "loss" not in option_names(facts_of(OBJECTIVES[method.command]).options)):
+        check_objective(method.command, own.loss)
     if method.command == "kto" and config.optim.batch_size < 2:
         problem = "leaves one row in a step, and the KL estimate of KTO needs at least 2"
         raise ConfigError("--batch-size", config.optim.batch_size, problem, "Raise it.")
     if isinstance(own, DpoMethodConfig):
         _check_dpo(own)
-    if isinstance(own, DpoMethodConfig | KtoMethodConfig) and own.reference and config.lora.lora_rank:
+    if (reference := getattr(own, "reference", "")) and config.lora.lora_rank:
         raise ConfigError(
-            "--reference", own.reference, "is the model without its adapter where there is --lora-rank", "Leave one of the two out."
+            "--reference", reference, "is the model without its adapter where there is --lora-rank", "Leave one of the two out."
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from agentrl.algo.row_losses import METRICS, OWN
 from agentrl.config.methods import COMMON, LOWER_IS_BETTER, Method
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.process import handling_signals
@@ -80,7 +81,9 @@ class Rows:
         margin = {}
         if "reward/chosen" in metrics and "reward/rejected" in metrics:
             margin["margin"] = metrics["reward/chosen"] - metrics["reward/rejected"]
-        return {name: value for name, value in {**margin, **metrics}.items() if name in self._names}
+        return {
+            name: value for name, value in {**margin, **metrics}.items() if name in self._names or name in METRICS or name.startswith(OWN)
+        }
 
     def note(self, **values: float) -> None:
         """Add metrics to the row of the step."""

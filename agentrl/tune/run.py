@@ -7,9 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.methods import METHODS
+from agentrl.config.plugins import plugins
 from agentrl.core.errors import ClusterError, ConfigError
+from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import refuse_import
-from agentrl.resolve.ranks import is_rank
+from agentrl.resolve.ranks import is_first, is_rank
 from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
 from agentrl.tune.data import Examples, epoch_size, read_examples
@@ -57,6 +59,8 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     started_s = time.monotonic()
     examples = read(plan)
     directory = open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
+    if is_first():
+        copy_plugins((spec for _, spec in plugins(plan.settings)), plan.run_dir)
     prepared = encoded(plan, examples)
     directory.check_data(prepared.fingerprint)
     with launch.joined(plan.ranks.device, deepspeed=plan.needs_deepspeed) as ranks:
