@@ -47,10 +47,10 @@ class RowScores:
         return segment_sum(self.outputs, self.row, self.num_rows)
 
 
-METRICS = frozenset(
-    "token_accuracy entropy accuracy margin reward/chosen reward/rejected reward/mean "
-    "logprob/chosen logprob/rejected kl nll log_odds label/mean agreement".split()
-)
+METRICS = {
+    *("token_accuracy", "entropy", "accuracy", "margin", "reward/chosen", "reward/rejected", "reward/mean"),
+    *("logprob/chosen", "logprob/rejected", "kl", "nll", "log_odds", "label/mean", "agreement"),
+}
 """Metrics of the built-in objectives; another one is reported behind `OWN`."""
 OWN = "own/"
 

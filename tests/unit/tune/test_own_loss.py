@@ -176,5 +176,5 @@ def test_a_run_does_not_go_on_with_another_file(tmp_path: Path, others: Path) ->
     others.write_text(OTHERS)
     assert tune("sft", resume=str(tmp_path / "run"), num_steps=2).steps == 2
     others.unlink()
-    with pytest.raises(ConfigError, match="there is no such file any more. Restore it: cp"):
+    with pytest.raises(ConfigError, match=r"there is no such file any more. Restore it: cp"):
         tune("sft", resume=str(tmp_path / "run"), num_steps=3)
