@@ -331,11 +331,12 @@ class TuneConfig:
         if clash := next((name for name in option_names(options) if name in taken), ""):
             problem = f"{options.__name__} has an option {clash}, and there is a setting of that name"
             raise ConfigError("--loss", spec, problem, "Give the option another name.")
-        return _with_options(cls, base, options, method.__doc__ or "")
+        parts: tuple[Any, ...] = (cls, base, options, method.__doc__)  # mypy takes types for something that cannot be hashed
+        return _with_options(*parts)
 
 
 @cache
-def _with_options(command: Any, base: Any, options: Any, doc: str) -> Any:
+def _with_options(command: Any, base: Any, options: Any, doc: str) -> type[Any]:
     """The sections of a command with other options of its method."""
     own = make_dataclass(base.__name__, [], bases=(options, base), namespace={"__doc__": doc}, frozen=True, kw_only=True)
     fields: Any = [("method", own, field(default_factory=own))]
