@@ -8,9 +8,10 @@ if _interrupts.is_command():  # first, since a person may press Ctrl-C while the
     _requirements.refuse_missing()
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
-from agentrl.algo.facts import advantage_estimator, group_filter, group_reward, off_policy_correction, policy_loss
+from agentrl.algo.facts import advantage_estimator, group_filter, group_reward, objective, off_policy_correction, policy_loss
 from agentrl.algo.group_rewards import GroupAnswer, GroupAnswers
 from agentrl.algo.off_policy import CorrectionInputs, TokenWeights
+from agentrl.algo.row_losses import RowLosses, RowScores, StepRows
 from agentrl.algo.token_losses import LossInputs, LossOptions, TokenLosses
 from agentrl.api.commands import (
     check,
@@ -125,6 +126,8 @@ __all__ = [
     "ResetResult",
     "ResetState",
     "RewardError",
+    "RowLosses",
+    "RowScores",
     "RunBegin",
     "RunEnd",
     "SamplingParams",
@@ -133,6 +136,7 @@ __all__ = [
     "SandboxSpec",
     "StepEnd",
     "StepResult",
+    "StepRows",
     "StepState",
     "Task",
     "TokenLosses",
@@ -150,6 +154,7 @@ __all__ = [
     "iterate",
     "judge",
     "load_run",
+    "objective",
     "off_policy_correction",
     "open_runtime",
     "policy_loss",

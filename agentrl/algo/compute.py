@@ -6,6 +6,7 @@ torch is imported when something is computed, so that a configuration can be che
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.algo import facts
@@ -15,6 +16,7 @@ from agentrl.algo.estimators import find_estimator
 from agentrl.algo.facts import EstimatorFacts, Kind, LossFacts
 from agentrl.algo.losses import find_loss
 from agentrl.algo.off_policy import Correction, CorrectionInputs, OffPolicyCorrection, TokenWeights, diagnostics
+from agentrl.algo.row_losses import METRICS, OWN, ObjectiveFunction, RowLosses, RowScores, StepRows
 from agentrl.algo.statistics import fraction, record_extremes, record_means
 from agentrl.algo.token_losses import LossInputs, LossResult, PolicyLoss, TokenLosses
 from agentrl.core.metrics import MetricSums
@@ -134,6 +136,62 @@ def compute_policy_loss(loss: str | PolicyLoss, inputs: LossInputs, options: Any
         record_means(stats, {f"policy/{name}": (total, total.new_tensor(values.numel()))})
     ratio = inputs.ratio() if losses.ratio is None else losses.ratio
     return LossResult(per_token=losses.per_token, stats=stats, ratio=ratio.detach(), clipped=losses.clipped)
+
+
+def compute_objective(function: ObjectiveFunction, scores: RowScores, options: Any) -> RowLosses:
+    """Run an objective of supervised or preference training on whole rows.
+
+    Args:
+        function: The objective.
+        scores: The rows.
+        options: Of the class among its facts.
+
+    Raises:
+        PluginError: If a user's objective raised an exception, or returned something unusable.
+    """
+    import torch
+
+    with facts.calls(facts.OBJECTIVE, function):
+        returned = function(scores, options)
+    found = returned if isinstance(returned, RowLosses) else RowLosses(losses=returned, metrics={})
+    unit = facts.facts_of(function).unit
+    sizes = {"place": len(scores.row), "row": scores.num_rows, "pair": scores.num_rows // 2}
+    wanted = {"losses": (found.losses, sizes[unit])} | ({} if found.rewards is None else {"rewards": (found.rewards, sizes["row"])})
+    for name, (values, size) in wanted.items():
+        if not isinstance(values, torch.Tensor) or values.shape != (size,):
+            what = f"of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else f"of type {type(values).__name__}"
+            remedy = f"Return a tensor of {size} numbers, one per {unit if name == 'losses' else 'row'}."
+            raise facts.unusable(facts.OBJECTIVE, function, f"returned {name} {what}", remedy)
+    if scores.outputs.requires_grad and not found.losses.requires_grad:
+        raise facts.unusable(
+            facts.OBJECTIVE, function, "returned losses without a gradient", "Compute them from scores.outputs, not detached."
+        )
+    if not all(isinstance(values, torch.Tensor) and values.ndim == 1 for values in found.metrics.values()):
+        raise facts.unusable(
+            facts.OBJECTIVE, function, "returned a metric that is no tensor of numbers", "Return tensors of one dimension."
+        )
+    return replace(found, metrics={name if name in METRICS else f"{OWN}{name}": values for name, values in found.metrics.items()})
+
+
+def prepare_rows(function: ObjectiveFunction, step: StepRows, options: Any) -> Mapping[str, Tensor]:
+    """Return the values of rows that an objective makes of all rows of a step; see `agentrl.algo.facts.objective`. # [R] each.
+
+    Raises:
+        PluginError: If a user's function raised an exception, or returned something unusable.
+    """
+    import torch
+
+    prepare = facts.facts_of(function).prepare
+    if prepare is None:
+        return {}
+    with torch.no_grad(), facts.calls(facts.OBJECTIVE, prepare):
+        found: Mapping[str, Tensor] = prepare(step, options)
+    if not isinstance(found, Mapping) or not all(
+        isinstance(each, torch.Tensor) and each.shape == step.sums.shape for each in found.values()
+    ):
+        problem = "returned something else than tensors of one number per row, by name"
+        raise facts.unusable(facts.OBJECTIVE, prepare, problem, f"Return a dictionary of tensors of {len(step.sums)} numbers.")
+    return found
 
 
 def _check_tokens(kind: Kind, function: Callable[..., Any], values: Mapping[str, Any], like: Tensor, numbers: str) -> str:

@@ -79,6 +79,7 @@ class ObjectiveFacts:
     """Facts of an objective of supervised or preference training; see `objective` for each."""
 
     unit: Literal["place", "row", "pair"]
+    options: type[Any] = NoOptions
     reads: Literal["tokens", "divergence", "head"] = "tokens"
     figures: tuple[str, ...] = ()
     reference: bool = False
@@ -226,16 +227,20 @@ def off_policy_correction(function: F | None = None, /, *, options: type[Any] = 
 def objective(
     *,
     unit: Literal["place", "row", "pair"],
+    options: type[Any] = NoOptions,
     reads: Literal["tokens", "divergence", "head"] = "tokens",
     figures: tuple[str, ...] = (),
     reference: bool = False,
     prepare: Callable[..., Any] | None = None,
     first_pass: Callable[..., bool] | None = None,
 ) -> Callable[[F], F]:
-    """Make a function of (`RowScores`, options) an objective of supervised or preference training; it returns `RowLosses`.
+    """Make a function of (`RowScores`, options) an objective of supervised or preference training.
+
+    The function returns the loss of each unit, to be minimised, or `RowLosses`.
 
     Args:
         unit: Each ``place`` that is read has a loss, each ``row``, or each ``pair``, whose two rows are always scored together.
+        options: Class of its options, a frozen dataclass; none by default.
         reads: Output of the model at each place: log-probability of the next token, divergence from a teacher, or those of a new head.
         figures: Names of the figures that it wants of the distribution at each place.
         reference: It reads the log-probabilities of rows by a reference model.
@@ -243,9 +248,12 @@ def objective(
             among the columns of the rows.
         first_pass: A function of the options that is true if `prepare` wants the log-probabilities of the rows by the policy too. Where
             rows have companions, which are not trained, it is always given those of the companions.
+
+    Raises:
+        TypeError: If `options` is no such class.
     """
-    facts = ObjectiveFacts(unit=unit, reads=reads, figures=figures, reference=reference, prepare=prepare, first_pass=first_pass)
-    return _stated(None, facts)  # type: ignore[no-any-return]
+    rest: Any = {"reads": reads, "figures": figures, "reference": reference, "prepare": prepare, "first_pass": first_pass}
+    return _stated(None, ObjectiveFacts(unit=unit, options=checked_options(options), **rest))  # type: ignore[no-any-return]
 
 
 @overload
@@ -305,6 +313,7 @@ ESTIMATOR = Kind("--advantage-estimator", "advantage_estimator", EstimatorFacts,
 LOSS = Kind("--policy-loss", "policy_loss", LossFacts, ("inputs", "options"))
 CORRECTION = Kind("--off-policy", "off_policy_correction", CorrectionFacts, ("inputs", "options"))
 FILTER = Kind("--group-filter", "group_filter", FilterFacts, ("group",))
+OBJECTIVE = Kind("--loss", "objective", ObjectiveFacts, ("scores", "options"))
 GROUP_REWARD = Kind("--group-reward", "group_reward", GroupRewardFacts, ("group",))
 
 

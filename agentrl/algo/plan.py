@@ -41,6 +41,11 @@ class AlgoSettings:
     """Most likely tokens of the teacher that ``--teacher-loss forward`` and ``reverse`` compare; servers of vLLM give 20 by default."""
     teacher_by: str = ""
     """Key of a task's metadata that names its teacher, if there are several. Empty: ``teacher``, else ``kind``, else ``source``."""
+    sft_data: str = ""
+    """Demonstrations that are imitated in each step beside its episodes: what ``agentrl sft --data`` takes, and behind ``#`` settings of
+    ``agentrl sft`` for its rows, and ``batch_size``, the demonstrations of a step: ``chats.jsonl#batch_size=16&train_on=last``."""
+    sft_coef: Annotated[NonNegative, Alias("--ptx-coef")] = 0.05
+    """Weight in the loss of the mean negative log-likelihood of the trained tokens of ``--sft-data``; 0 only reports it."""
     mask_truncated: bool = False
     """Train nothing on episodes that a budget or the environment cut short (DAPO's overlong filtering)."""
     truncated_in_baseline: bool = True

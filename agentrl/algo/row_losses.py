@@ -47,6 +47,14 @@ class RowScores:
         return segment_sum(self.outputs, self.row, self.num_rows)
 
 
+METRICS = {
+    *("token_accuracy", "entropy", "accuracy", "margin", "reward/chosen", "reward/rejected", "reward/mean"),
+    *("logprob/chosen", "logprob/rejected", "kl", "nll", "log_odds", "label/mean", "agreement"),
+}
+"""Metrics of the built-in objectives; another one is reported behind `OWN`."""
+OWN = "own/"
+
+
 def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
     """Divide values of rows # [r] into those of the chosen and of the rejected ones. # [r / 2] each."""
     chosen, rejected = values.view(-1, 2).unbind(1)

@@ -29,7 +29,7 @@ from agentrl.rollout.tasks import context_length
 from agentrl.suites.load import load_agent
 from agentrl.track.html import escaped, table
 
-BEGIN_ANYWAY = "--no-check-env begins the run all the same."
+BEGIN_ANYWAY = "--skip-checks env begins the run all the same."
 REHEARSAL_S = 30.0
 REHEARSAL = CheckOptions(timeout_s=REHEARSAL_S / 2, budget_s=REHEARSAL_S / 2)
 

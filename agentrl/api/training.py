@@ -49,9 +49,10 @@ from agentrl.flow.saving import Checkpoints
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import UPLOAD_TIMEOUT_S, Uploads
+from agentrl.resolve.demonstrations import demonstrations
 from agentrl.resolve.inputs import Inputs, keep_code, of_questions, read_inputs, refuse_changed, shown_changes
 from agentrl.resolve.memory import device_sign, gpu_bytes, memory_sign
-from agentrl.resolve.parts import check_model
+from agentrl.resolve.parts import DEMONSTRATIONS, check_model
 from agentrl.resolve.plan import RunPlan
 from agentrl.resolve.saved import ResumePoint, resume_point
 from agentrl.resolve.sizing.memory import saved_bytes
@@ -64,6 +65,7 @@ from agentrl.suites.load import keep_environment
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.text import counted
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
+from agentrl.tune.demonstrations import encode_demonstrations, write_encoded
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -140,7 +142,10 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     begin = await on_thread(resume_point, config)  # an address may take its time
     before = Inputs.from_json(begin.inputs) if begin.inputs else None
     tasks, questions = plan.tasks(before, begin.progress.epoch)
-    inputs = await on_thread(read_inputs, plan.inputs, tasks, of_questions(questions, tasks))
+    sft = demonstrations(config)
+    encoded = None if sft is None else await on_thread(encode_demonstrations, sft, config.engine.max_model_len)
+    known = (of_questions(questions, tasks), encoded.fingerprint if encoded else "")
+    inputs = await on_thread(read_inputs, plan.inputs, tasks, *known)
     if before is not None and not plan.accepts_changes:
         refuse_changed(before.files, inputs.files, config.training.resume)
     make_directory(run_dir)
@@ -154,6 +159,8 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
     proof = asyncio.create_task(_refuse_wrong(plan, cluster))
     proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
+        if sft is not None and encoded is not None:
+            await on_thread(write_encoded, encoded, sft, config.training.num_steps, run_dir / DEMONSTRATIONS)
         keep_environment(config.run.agent, run_dir)
         keep_code(inputs, before, run_dir, begin.progress.step)
         (run_dir / INPUTS).write_text(json.dumps(inputs.to_json()) + "\n", encoding="utf-8")
@@ -203,7 +210,7 @@ def _warn_of_changes(tracker: RunTracker, before: Inputs | None, inputs: Inputs,
 async def _refuse_wrong(plan: RunPlan, cluster: ClusterPlan) -> None:
     """Compare the learner with the model, unless an earlier part of the run did."""
     run = plan.settings.training
-    if cluster.learner is not None and run.certify and not run.resume:
+    if cluster.learner is not None and "model" not in run.skip_checks and not run.resume:
         await refuse_wrong(cluster.learner)
 
 
@@ -219,7 +226,8 @@ async def _rehearse(plan: RunPlan, task: Task, tracker: RunTracker) -> None:
     """Play one scripted episode where the environment may run in a process of this machine, and was not played in an earlier run."""
     config, agent = plan.settings, plan.agent
     isolated = config.isolation.env_isolation == "process"
-    if not config.training.check_env or config.training.resume or config.run.ray_address or isolated or agent.kind.calls_model:
+    skipped = "env" in config.training.skip_checks or isolated or agent.kind.calls_model
+    if skipped or config.training.resume or config.run.ray_address:
         return
     tracker.on_stage("playing one scripted episode")
     settings = CheckSettings(
@@ -232,7 +240,7 @@ async def _rehearse(plan: RunPlan, task: Task, tracker: RunTracker) -> None:
         ratios=has_ratios(config.algo),
     )
     if warning := await rehearse(settings, task):
-        tracker.warn(RunWarning("scripted-episode", warning, "See agentrl check; --no-check-env skips this episode."))
+        tracker.warn(RunWarning("scripted-episode", warning, "See agentrl check; --skip-checks env skips this episode."))
 
 
 async def _start(plan: RunPlan, tasks: Sequence[Task], proof: asyncio.Task[None], runtime: Runtime, tracker: RunTracker) -> None:

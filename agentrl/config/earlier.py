@@ -79,6 +79,7 @@ class Replaced:
 
 OFFLOADS = {"optimizer_offload": "optimizer", "activation_offload": "activations", "reference_offload": "reference", "ema_offload": "ema"}
 LIMITS = ("memory_mib", "cpu_s", "file_mib", "processes", "open_files")
+CHECKS = {"check_env": "env", "certify": "model", "check_memory": "memory"}
 VARIANTS = {"use_rslora": "rslora", "use_dora": "dora"}
 DEEPSPEED_ARGS = {
     "zero_hpz_size": "zero_hpz_partition_size={}",
@@ -93,6 +94,10 @@ DEEPSPEED_ARGS = {
 def _chosen(names: Mapping[str, str]) -> Callable[[Mapping[str, Any], Any], Any]:
     """Make the value of a setting with several names, of which each was a switch."""
     return lambda old, now: (*(now or ()), *(name for switch, name in names.items() if old.get(switch)))
+
+
+def _skipped(old: Mapping[str, Any], now: Any) -> Any:
+    return (*(now or ()), *(name for switch, name in CHECKS.items() if not old.get(switch, True)))
 
 
 def _deepspeed_args(old: Mapping[str, Any], now: Any) -> Any:
@@ -132,6 +137,7 @@ def _weight_beside_group_reward(old: Mapping[str, Any], now: Any) -> Any:
 
 REPLACED: tuple[Replaced, ...] = (
     Replaced(tuple(OFFLOADS), "offload", "write --offload, with one or more of optimizer, activations, reference, ema", _chosen(OFFLOADS)),
+    Replaced(tuple(CHECKS), "skip_checks", "write --skip-checks, with one or more of env, model, memory", _skipped),
     Replaced(tuple(VARIANTS), "lora_variant", "write --lora-variant rslora, dora, or both", _chosen(VARIANTS)),
     Replaced(
         ("adam_beta1", "adam_beta2"),

@@ -40,7 +40,8 @@ from agentrl.core.settings import flag
 
 C = TypeVar("C")
 
-CHOOSING = (*(part.setting for part in KINDS), "resume", "run_dir")
+ALGORITHMS = (*(part.setting for part in KINDS), "loss")
+CHOOSING = (*ALGORITHMS, "resume", "run_dir")
 """Settings that decide which others there are: the algorithms, and the run that brings the files of a user's own."""
 
 
@@ -94,7 +95,7 @@ class Command(Generic[C]):
     def begin(self, saved: Mapping[str, Any], path: Path | None) -> C:
         """Return the settings to begin with: the defaults, and those that the file `path` holds."""
         refuse_removed(saved, str(path))
-        return from_mapping(self.settings, saved, source=str(path), command=self.name, ignored=self.ignored)
+        return from_mapping(self.settings, saved, source=str(path or ""), command=self.name, ignored=self.ignored)
 
     def finish(self, loaded: Loaded[C]) -> C:
         """Return the checked settings with what follows from other settings filled in.
@@ -216,7 +217,7 @@ def _choices(words: Sequence[str]) -> dict[str, str]:
 
 def _chosen(saved: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
     """The settings of a file, with other algorithms in the place of its own."""
-    return {**saved, **{part.setting: choices[part.setting] for part in KINDS if part.setting in choices}}
+    return {**saved, **{name: choices[name] for name in ALGORITHMS if name in choices}}
 
 
 def as_loaded(config: Any, form: type[Any]) -> Any:

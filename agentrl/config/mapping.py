@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from agentrl.algo.plan import built_in_options, foreign_option, is_default
 from agentrl.config.earlier import REMOVED, renewed
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import sections_of, settings_of
+from agentrl.config.sections import Setting, sections_of, settings_of
+from agentrl.config.tune import TuneConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_names
 from agentrl.core.redaction import HIDDEN, redacted_values
@@ -83,6 +84,7 @@ def from_mapping(
         elif (
             name not in REMOVED
             and not is_default(name, value)
+            and not ((usual := _replaced(form, name)) is not None and usual.is_default(value))
             and not any(name in settings_of(schema_of(other, given)) for other in ignored)
         ):
             refuse_foreign(form, name, value, given)
@@ -92,12 +94,17 @@ def from_mapping(
 
 def schema_of(settings: type[Any], given: Mapping[str, Any]) -> type[Any]:
     """Return the sections in which the settings of a command are loaded: its own, and those of the algorithms that `given` chooses."""
-    return settings.schema(given) if issubclass(settings, TrainConfig) else settings
+    return settings.schema(given) if issubclass(settings, TrainConfig | TuneConfig) else settings
 
 
 def plain(settings: type[C], loaded: Any) -> C:
     """Return settings from the form in which they were loaded; see `schema_of`."""
     return settings.loaded(loaded) if issubclass(settings, TrainConfig) else loaded  # type: ignore[return-value]
+
+
+def _replaced(form: type[Any], name: str) -> Setting | None:
+    """Return an option of a method that has no effect beside a user's loss, in whose sections `form` is loaded."""
+    return settings_of(form.__mro__[1]).get(name) if issubclass(form, TuneConfig) else None
 
 
 def refuse_foreign(form: type[Any], name: str, value: Any, given: Mapping[str, Any]) -> None:
@@ -106,6 +113,8 @@ def refuse_foreign(form: type[Any], name: str, value: Any, given: Mapping[str, A
     Raises:
         ConfigError: If `name` is such an option.
     """
+    if _replaced(form, name) is not None:
+        raise ConfigError(flag(name), value, f"has no effect on --loss {given['loss']}", "Leave it out.")
     if "loss" in sections_of(form) and name in built_in_options():
         raise foreign_option(name, value, given)
 

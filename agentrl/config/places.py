@@ -26,6 +26,9 @@ def with_absolute_paths(config: P) -> P:
     if isinstance(config, TrainConfig) and config.algo.teacher:
         template = config.algo.teacher_template
         config = changed(config, teacher=with_absolute_folders(config.algo.teacher), teacher_template=absolute_names(template))
+    if isinstance(config, TrainConfig) and config.algo.sft_data:
+        sources, *options = config.algo.sft_data.split("#", 1)
+        config = changed(config, sft_data="#".join([absolute_names(sources), *options]))
     if isinstance(config, EvaluateConfig) and config.measure.baseline:
         return changed(config, baseline=absolute_names(config.measure.baseline))
     return config

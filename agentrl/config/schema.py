@@ -7,10 +7,9 @@ needs no prefix: ``--learning-rate`` is `LearnerConfig.learning_rate`. A command
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from agentrl.algo.facts import facts_of
@@ -19,7 +18,7 @@ from agentrl.algo.plan import KINDS, AlgoConfig, AlgoSettings, chosen_functions
 from agentrl.cluster.plan import RunConfig
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
-from agentrl.core.plugins import restorable
+from agentrl.core.plugins import kept_in_run
 from agentrl.engine.plan import EngineConfig
 from agentrl.env.plan import DataConfig, ImageConfig, IsolationConfig, SandboxConfig
 from agentrl.evaluation.plan import EvalConfig
@@ -73,7 +72,8 @@ class TrainConfig(PlaySettings):
         Raises:
             ConfigError: If an algorithm cannot be used, or has an option with the name of a setting.
         """
-        chosen = _chosen_functions(given)
+        with kept_in_run(given):
+            chosen = chosen_functions(given)
         options = {section: facts_of(function).options for section, function in chosen.items()}
         taken = settings_of(cls)
         for section, kind in options.items():
@@ -100,15 +100,6 @@ class TrainConfig(PlaySettings):
             for name, kind in kinds.items()
         }
         return schema(**parts, **own)
-
-
-def _chosen_functions(given: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """The functions that settings choose; of a run that goes on, a missing file can be restored from its copy."""
-    try:
-        return chosen_functions(given)
-    except ConfigError as error:
-        place = given.get("run_dir") if given.get("resume") == "auto" else given.get("resume")
-        raise restorable(error, Path(place)) if place else error from None
 
 
 @cache

@@ -5,19 +5,26 @@ Names are those of ``agentrl train`` where the idea is the same. Field names are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from agentrl.algo import facts
 from agentrl.algo.objectives.distill import DistillOptions
 from agentrl.algo.objectives.dpo import DpoOptions
 from agentrl.algo.objectives.kto import KtoOptions
 from agentrl.algo.objectives.orpo import OrpoOptions
 from agentrl.algo.objectives.reward_model import RewardModelOptions
 from agentrl.algo.objectives.sft import SftOptions
-from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
+from agentrl.algo.options import option_names
+from agentrl.config.sections import sections_of, settings_of
+from agentrl.core.errors import ConfigError
+from agentrl.core.plugins import is_plugin, kept_in_run
+from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange, UserFile
 from agentrl.env.plan import ImageConfig
 from agentrl.learner.plan import ComputeConfig, LoraConfig
 from agentrl.rollout.plan import ModelConfig
@@ -205,13 +212,22 @@ class TuneEvalConfig:
 class MethodConfig:
     """Settings of the method itself."""
 
+    loss: Annotated[str, UserFile] = ""
+    """Function of your own, ``file.py:name``, in the place of the method's loss."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class SftMethodConfig(SftOptions, MethodConfig):
-    """Supervised fine-tuning."""
+class AnswersMethodConfig(MethodConfig):
+    """Training on the answers of dialogues."""
 
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens that are trained: all ``answers`` of the assistant, the ``last`` one only, or ``all`` tokens. Plain text is trained whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftMethodConfig(SftOptions, AnswersMethodConfig):
+    """Supervised fine-tuning."""
+
     packing: Annotated[bool, Alias("--packing-samples")] = False
     """Unnecessary: rows always follow each other without padding where the model allows it."""
 
@@ -222,8 +238,8 @@ class RewardMethodConfig(RewardModelOptions, MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessMethodConfig(MethodConfig):
-    """Training of a process reward model on labelled steps."""
+class StepsMethodConfig(MethodConfig):
+    """Training on labelled steps."""
 
     step_separator: str = "\n"
     """Text after each step; the model judges the step at its last token."""
@@ -232,19 +248,26 @@ class ProcessMethodConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpoMethodConfig(DpoOptions, MethodConfig):
-    """Direct preference optimization."""
+class ProcessMethodConfig(StepsMethodConfig):
+    """Training of a process reward model on labelled steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceMethodConfig(MethodConfig):
+    """Training against a reference model."""
 
     reference: Annotated[str, Alias("--ref-pretrain")] = ""
     """Reference model. Empty: the model as it is before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class KtoMethodConfig(KtoOptions, MethodConfig):
-    """Kahneman-Tversky optimization."""
+class DpoMethodConfig(DpoOptions, ReferenceMethodConfig):
+    """Direct preference optimization."""
 
-    reference: Annotated[str, Alias("--ref-pretrain")] = ""
-    """Reference model. Empty: the model as it is before training."""
+
+@dataclass(frozen=True, kw_only=True)
+class KtoMethodConfig(KtoOptions, ReferenceMethodConfig):
+    """Kahneman-Tversky optimization."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,13 +276,16 @@ class OrpoMethodConfig(OrpoOptions, MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillMethodConfig(DistillOptions, MethodConfig):
-    """Distillation of a teacher's distribution on given data."""
+class TeacherMethodConfig(AnswersMethodConfig):
+    """Training on the distribution of a teacher."""
 
     teacher: Annotated[str, Alias("--teacher-model")] = ""
     """Model whose distribution is learned, with the same tokens as ``--model``. Required."""
-    train_on: Literal["answers", "last", "all"] = "answers"
-    """Tokens at which the distributions are compared; as for ``agentrl sft``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillMethodConfig(DistillOptions, TeacherMethodConfig):
+    """Distillation of a teacher's distribution on given data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +301,38 @@ class TuneConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     eval: TuneEvalConfig = field(default_factory=TuneEvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
+
+    @classmethod
+    def schema(cls, given: Mapping[str, Any]) -> type[Any]:
+        """Return the sections to load: the command's own, with the options of a user's loss in the place of those of the method's.
+
+        Args:
+            given: Values of settings by name.
+
+        Raises:
+            ConfigError: If the loss cannot be used, or has an option with the name of a setting.
+        """
+        spec = str(given.get("loss") or "")
+        if not is_plugin(spec):
+            return cls
+        with kept_in_run(given):
+            options = facts.facts_of(facts.find(facts.OBJECTIVE, spec, {})).options
+        method = sections_of(cls)["method"]
+        base = next(each for each in method.__mro__[1:] if issubclass(each, MethodConfig))
+        taken = {name for name, setting in settings_of(cls).items() if setting.section != "method"} | {*option_names(base)}
+        if clash := next((name for name in option_names(options) if name in taken), ""):
+            problem = f"{options.__name__} has an option {clash}, and there is a setting of that name"
+            raise ConfigError("--loss", spec, problem, "Give the option another name.")
+        parts: tuple[Any, ...] = (cls, base, options, method.__doc__)  # mypy takes types for something that cannot be hashed
+        return _with_options(*parts)
+
+
+@cache
+def _with_options(command: Any, base: Any, options: Any, doc: str) -> type[Any]:
+    """The sections of a command with other options of its method."""
+    own = make_dataclass(base.__name__, [], bases=(options, base), namespace={"__doc__": doc}, frozen=True, kw_only=True)
+    fields: Any = [("method", own, field(default_factory=own))]
+    return make_dataclass(command.__name__, fields, bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)

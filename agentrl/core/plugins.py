@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -96,6 +96,16 @@ def restorable(error: ConfigError, run_dir: Path) -> ConfigError:
     if file.exists() or copy is None or not copy.exists():
         return error
     return ConfigError(error.field, spec, "there is no such file any more", f"Restore it: cp {copy} {file}")
+
+
+@contextmanager
+def kept_in_run(given: Mapping[str, Any]) -> Iterator[None]:
+    """Name the copy of a user's file that is gone, if settings say with ``resume`` that a run goes on which has it."""
+    try:
+        yield
+    except ConfigError as error:
+        place = given.get("run_dir") if given.get("resume") == "auto" else given.get("resume")
+        raise restorable(error, Path(place)) if place else error from None
 
 
 def import_file(flag: str, spec: str, file: Path, *, prefix: str, forms: str = FORM, error: type[ConfigError] = ConfigError) -> ModuleType:

@@ -58,14 +58,11 @@ class TrainingConfig:
     resume: Annotated[str, ResumeMayChange] = ""
     """Directory of a run to continue with its own settings; its ``--checkpoint-upload``; or ``auto``: continue the run in ``--run-dir``
     if there is one."""
-    check_env: Annotated[bool, ResumeMayChange] = True
-    """Play one scripted episode before anything heavy starts, and end the run if the environment breaks its contract there. Skipped
-    with ``--resume``, ``--ray-address`` and ``--env-isolation process``."""
-    certify: Annotated[bool, ResumeMayChange] = True
-    """Compare the learner's attention with the model's on a small twin while the run starts, and refuse a model that it computes wrongly,
-    as ``agentrl certify`` does. The result is kept; types of models that are known to be exact are not tried."""
-    check_memory: Annotated[bool, ResumeMayChange] = True
-    """Refuse to start on GPUs whose memory is certainly too small, as ``agentrl plan`` computes it."""
+    skip_checks: Annotated[tuple[Literal["env", "model", "memory"], ...], ResumeMayChange] = ()
+    """Checks before training that are left out. ``env``: one scripted episode, which ends the run if the environment breaks its contract
+    there; left out anyway with ``--resume``, ``--ray-address`` and ``--env-isolation process``. ``model``: the learner's attention is
+    compared with the model's on a small twin, as by ``agentrl certify``, unless its type is known to be exact. ``memory``: GPUs whose
+    memory is certainly too small are refused, as ``agentrl plan`` computes it."""
     max_mismatch: Annotated[NonNegative | Literal["auto", "none"], ResumeMayChange] = "auto"
     """Stop if the log-probabilities that engine and learner give tokens of the same weights differ by more than this on average, nats, in
     the first step, or in the first with published weights; warn later. ``auto``: 0.01 where both compute in float32, else 0.1. 0 or

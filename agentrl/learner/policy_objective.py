@@ -28,11 +28,13 @@ from agentrl.learner.annotations import Annotator
 from agentrl.learner.audit import Audit, begin_audit
 from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
 from agentrl.learner.bootstrap import apart, with_cuts
+from agentrl.learner.demonstrations import Imitation
 from agentrl.learner.engine import TrainEngine
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.models import vocabulary_of
 from agentrl.learner.parameters import on_device
 from agentrl.learner.replay import describe_replay
+from agentrl.learner.rows import Rows
 from agentrl.learner.step import ModelScores, Objective, TrainingStep
 from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets, denominators
 from agentrl.learner.teaching import check_taught, divergence_from_teacher, with_hints, with_scores, with_teachers_tokens
@@ -48,6 +50,7 @@ class PolicyObjective(Objective):
         kl_coefficient: Weight of the divergence from the reference.
         entropy_coefficient: Weight of the entropy.
         recorded: Trajectories whose figures are appended to the run.
+        demonstrations: Rows that are imitated beside the batch; `None` for none.
     """
 
     host: Batch
@@ -61,6 +64,7 @@ class PolicyObjective(Objective):
         kl_coefficient: float,
         entropy_coefficient: float,
         recorded: frozenset[str] = frozenset(),
+        demonstrations: Rows | None = None,
     ) -> None:
         self.run, self.host, self.batch, self.shape = run, batch, batch.to(run.ranks.device), (batch.num_actions,)
         self.step, self.models, self.settings, self.ranks = run.step, run.models, run.settings, run.ranks
@@ -75,6 +79,7 @@ class PolicyObjective(Objective):
         self.sampled_teacher = bool(self.algo.teacher) and self.algo.teacher_loss == "sampled"
         check_taught(batch, self.algo)
         self.audit: Audit | None = None
+        self.imitation = None if demonstrations is None else Imitation(run, demonstrations, self.algo.sft_coef)
         path = run.settings.annotations
         self.annotator = None if path is None else Annotator(self.batch, recorded, run.ranks, path)
 
@@ -84,14 +89,16 @@ class PolicyObjective(Objective):
 
     def prepare(self, updates: Sequence[Update]) -> None:
         """Run the models that must be run before the first update, derive what follows from them, and begin an audit."""
-        self.signals = self._targets(updates)
+        self.signals, self.num_updates = self._targets(updates), len(updates)
         self.chosen = self.signals.chosen
         self._begin_audit(updates, self.signals)
 
     def begin_update(self, update: Update) -> None:
-        """Update the critic, if there is one."""
+        """Update the critic, if there is one, and begin the policy's gradient with that of demonstrations."""
         if self.models.critic is not None and self.signals.critic is not None:
             self._update_critic(self.models.critic, update, self.signals.critic)
+        if self.imitation is not None and not self.frozen:
+            self.imitation.accumulate(update, self.num_updates)
 
     def asked(self, micro: MicroBatch) -> MicroBatch:
         """Return a micro-batch that asks the policy for the tokens of a teacher too, if their whole distribution is learned."""

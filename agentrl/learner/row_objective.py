@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.algo.compute import compute_objective, prepare_rows
 from agentrl.algo.facts import ObjectiveFacts, facts_of
 from agentrl.algo.row_losses import ObjectiveFunction, RowScores, StepRows
 from agentrl.learner.layout import MicroBatch
@@ -85,13 +86,12 @@ class RowsObjective(Objective):
         reference = self.reference
         if first is not None and first(self.options):
             sums = self._sums(self.run.models.policy, host, updates)
-        if companions is not None:
+        if companions is not None and self.facts.reference:
             laid_out = self.run.lay_out(companions, len)
             sums, reference = (self._sums(model, companions, laid_out) for model in (self.run.models.policy, self.run.models.reference))
         self.columns = {name: values.to(self.row.device) for name, values in host.columns.items()}
-        if self.facts.prepare is not None:
-            step = StepRows(lengths=host.row_actions.to(self.row.device), sums=sums, reference=reference)
-            self.columns |= self.facts.prepare(step, self.options)
+        step = StepRows(lengths=host.row_actions.to(self.row.device), sums=sums, reference=reference)
+        self.columns |= prepare_rows(self.function, step, self.options)
 
     def _sums(self, model: Any, rows: Rows, updates: Sequence[Update]) -> Tensor:
         """Return the log-probability of each row by a model. # [R]."""
@@ -118,7 +118,7 @@ class RowsObjective(Objective):
 
     def losses(self, micro: MicroBatch, scores: ModelScores, update: Update, done: float) -> dict[str, Tensor]:
         """Return the share of a micro-batch in the loss of the step, and record its metrics."""
-        found = self.function(self._scores(micro, *scores[:2]), self.options)
+        found = compute_objective(self.function, self._scores(micro, *scores[:2]), self.options)
         for name, values in found.metrics.items():
             self.run.record_mean(name, values.detach().float())
         return {"loss/objective": found.losses.sum() / update.sizes}
@@ -133,7 +133,7 @@ class RowsObjective(Objective):
         losses, rewards, rewarded = torch.zeros(size, device=device), torch.zeros(host.num_rows, device=device), False
         for update in updates:
             for micro in self.run.on_device(update):
-                found = self.function(self._scores(micro, *policy(self.asked(micro))[:2]), self.options)
+                found = compute_objective(self.function, self._scores(micro, *policy(self.asked(micro))[:2]), self.options)
                 numbers = torch.unique(self.row[micro.actions])
                 at = {"place": micro.actions, "row": numbers, "pair": numbers[::2]}[self.facts.unit]
                 if self.run.ranks.leads:

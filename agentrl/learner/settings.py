@@ -29,8 +29,8 @@ def chunk_rows(vocabulary: int) -> int:
 class ObjectiveSettings:
     """Supervised or preference training in the place of reinforcement learning."""
 
-    name: str  # a key of `agentrl.algo.objectives.OBJECTIVES`
-    options: Any  # its options
+    name: str  # a key of `agentrl.algo.objectives.OBJECTIVES`, or a user's own as ``file.py:name``
+    options: Any  # its options; of a user's own, whose class other processes may not know, a mapping with them
     reference: str = ""  # model that log-probabilities refer to; empty: the initial policy
     teacher: str = ""  # model whose distribution is learned
     packs: bool = False  # rows follow each other without padding on a CPU too, where the model allows it
@@ -47,6 +47,7 @@ class LearnerSettings:
     num_steps: int  # steps of the whole run, the length of the learning rate schedule
     max_new_tokens: int  # tokens of a turn at most; the length in the aggregation ``constant``
     objective: ObjectiveSettings | None = None  # `None`: reinforcement learning
+    demonstrations: Path | None = None  # folder of what is imitated beside episodes, of `agentrl.learner.demonstrations`
     lora: LoraConfig = field(default_factory=LoraConfig)  # low-rank adapters
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # what engines get
     max_model_len: int = 0  # context length that the engines are asked for; 0: their own choice

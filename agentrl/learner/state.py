@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.algo.entropy import EntropyController
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
-from agentrl.algo.objectives import OBJECTIVES
+from agentrl.algo.objectives import find_objective
 from agentrl.algo.objectives.distill import compared
 from agentrl.algo.teacher_specs import learner_teacher
 from agentrl.core.errors import LearnerError
@@ -23,6 +23,8 @@ from agentrl.core.types import Group, derive_seed
 from agentrl.learner.alarm import Comparison, MismatchAlarm
 from agentrl.learner.annotations import recorded_trajectories
 from agentrl.learner.batch import collate
+from agentrl.learner.demonstration_files import Demonstrations
+from agentrl.learner.demonstrations import as_rows
 from agentrl.learner.dropout import check_repeatable
 from agentrl.learner.engine import Backend, TrainEngine, backend_of
 from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
@@ -38,7 +40,7 @@ from agentrl.learner.row_objective import LabelledRows, RowFigures, RowsObjectiv
 from agentrl.learner.sequence import run_together
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
-from agentrl.learner.targets import Algorithm, load_algorithm
+from agentrl.learner.targets import Algorithm, load_algorithm, load_objective
 from agentrl.weights.digests import digest
 
 
@@ -55,6 +57,8 @@ class LearnerState:
         self.entropy = EntropyController(coefficient=algo.entropy_coef, target=algo.entropy_target)
         self.alarm = MismatchAlarm(settings.max_mismatch, _comparison(settings, models))
         decay = settings.learner.ema_decay
+        self.objective = None if settings.objective is None else load_objective(settings.objective)
+        self.demonstrations = None if settings.demonstrations is None else Demonstrations(settings.demonstrations)
         self.average = None
         if decay is not None:
             self.average = WeightAverage(self.policy, decay, ranks, backend.parameters, offload="ema" in settings.learner.offload)
@@ -73,7 +77,8 @@ class LearnerState:
             coefficients = (self.kl.coefficient, self.entropy.in_force)
             recorded = recorded_trajectories(groups) if self.settings.annotations else frozenset()
             run = TrainingStep(step, self.models, self.settings, self.ranks)
-            objective = PolicyObjective(run, batch, self.algorithm, *coefficients, recorded)
+            demonstrations = None if self.demonstrations is None else as_rows(self.demonstrations.of_step(step))
+            objective = PolicyObjective(run, batch, self.algorithm, *coefficients, recorded, demonstrations)
             metrics = run.train(objective).result()
         self.alarm.judge(step, metrics, int(objective.same_version.sum()))
         metrics |= self.alarm.metrics
@@ -110,11 +115,10 @@ class LearnerState:
         return self._objective(step, rows)[1].measure()
 
     def _objective(self, step: int, rows: LabelledRows) -> tuple[TrainingStep, RowsObjective]:
-        chosen = self.settings.objective
-        if chosen is None:
+        if self.objective is None:
             raise LearnerError("rows can be trained by an objective only; set LearnerSettings.objective")
         run = TrainingStep(step, self.models, self.settings, self.ranks)
-        return run, RowsObjective(run, rows, OBJECTIVES[chosen.name], chosen.options)
+        return run, RowsObjective(run, rows, *self.objective)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights under their checkpoint names with an adapter merged into them, or what `publish` asks for: the adapter."""
@@ -218,7 +222,7 @@ def load_state(settings: LearnerSettings, ranks: Ranks, tokenizer: Any = None) -
 
 def _has_reference(settings: LearnerSettings) -> bool:
     objective = settings.objective
-    return settings.algo.init_kl_coef > 0 if objective is None else facts_of(OBJECTIVES[objective.name]).reference
+    return settings.algo.init_kl_coef > 0 if objective is None else facts_of(find_objective(objective.name)).reference
 
 
 def _teacher(settings: LearnerSettings) -> str:
@@ -247,9 +251,10 @@ def _trained_module(settings: LearnerSettings, model: Any, teacher: PolicyModel 
     rest: Any = {"entropy_gradient": bonus, "routing": algo.aux_loss_coef > 0, "fp32_head": settings.learner.fp32_lm_head}
     if objective is None:
         return PolicyModel(model, **rest)
-    if facts_of(OBJECTIVES[objective.name]).reads == "head":
+    if facts_of(find_objective(objective.name)).reads == "head":
         return HeadModel(model)
-    compare = None if teacher is None else lambda student, states: compared(student, teacher.logits(states), objective.options)
+    options = load_objective(objective)[1]
+    compare = None if teacher is None else lambda student, states: compared(student, teacher.logits(states), options)
     return PolicyModel(model, samples=False, compare=compare, **rest)
 
 

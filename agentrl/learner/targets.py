@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,17 @@ from torch import Tensor
 from agentrl.algo.advantages import AdvantageOptions, Estimator
 from agentrl.algo.corrections import find_correction
 from agentrl.algo.estimators import find_estimator
+from agentrl.algo.facts import facts_of
 from agentrl.algo.losses import find_loss
+from agentrl.algo.objectives import find_objective
 from agentrl.algo.off_policy import OffPolicyCorrection
+from agentrl.algo.options import option_names
 from agentrl.algo.plan import AlgoConfig, options_of
+from agentrl.algo.row_losses import ObjectiveFunction
 from agentrl.algo.token_losses import Denominators, PolicyLoss
 from agentrl.learner.batch import Batch
 from agentrl.learner.layout import MicroBatch
+from agentrl.learner.settings import ObjectiveSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,19 @@ def load_algorithm(algo: AlgoConfig) -> Algorithm:
         correction=correction,
         correction_options=options_of(algo, correction),
     )
+
+
+def load_objective(settings: ObjectiveSettings) -> tuple[ObjectiveFunction, Any]:
+    """Import the objective of given rows, once; return it with its options.
+
+    Raises:
+        ConfigError: If a user's own cannot be used.
+    """
+    function, options = find_objective(settings.name), settings.options
+    if isinstance(options, Mapping):
+        kind = facts_of(function).options
+        options = kind(**{name: options[name] for name in option_names(kind)})
+    return function, options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -61,9 +61,17 @@ class Inputs:
         return cls(tasks=KnownTasks.from_json(data["tasks"]), questions=questions, files=data["files"], code=data["code"])
 
 
-def read_inputs(plan: InputPlan, tasks: TaskSource, questions: KnownTasks | None) -> Inputs:
-    """Return the inputs of a run as they are now; the environment has been loaded, and so what it imports from its folder."""
-    return Inputs(tasks=tasks.known, questions=questions, files=read_files(plan), code=read_code(plan.agent))
+def read_inputs(plan: InputPlan, tasks: TaskSource, questions: KnownTasks | None, demonstrations: str = "") -> Inputs:
+    """Return the inputs of a run as they are now; the environment has been loaded, and so what it imports from its folder.
+
+    Args:
+        plan: Their places.
+        tasks: The tasks to train on.
+        questions: Those that it is evaluated on.
+        demonstrations: Hash of the rows of ``--sft-data``; empty without any.
+    """
+    files = read_files(plan) | ({"--sft-data": {"rows": demonstrations}} if demonstrations else {})
+    return Inputs(tasks=tasks.known, questions=questions, files=files, code=read_code(plan.agent))
 
 
 def read_files(plan: InputPlan) -> dict[str, Mapping[str, str]]:

@@ -58,7 +58,7 @@ def with_shares(config: TrainConfig, gpu: float = 0.0) -> TrainConfig:
     if shape is None:
         return config
     work = _longest(config)
-    if gpu and config.learner.num_learners == 1 and config.training.check_memory and not config.run.ray_address:
+    if gpu and config.learner.num_learners == 1 and "memory" not in config.training.skip_checks and not config.run.ray_address:
         plan = make_plan(config, shape, Hardware(gpus=1, gpu_bytes=gpu, host_bytes=host_bytes()), work)
         if plan.problems and (remedy := memory_remedy(plan, work)) is not None:
             config = remedy.plan.config
@@ -86,7 +86,7 @@ def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
     """Return a warning if a run will hardly fit into GPUs of `gpu` bytes; nothing is said about a model whose sizes are not known here.
 
     Raises:
-        ConfigError: If it certainly does not fit, unless `check_memory` is off.
+        ConfigError: If it certainly does not fit, unless that check is skipped.
     """
     shape = read_shape(config.model.model)
     if not gpu or shape is None:
@@ -96,8 +96,8 @@ def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
     if not plan.problems:
         return None
     problem, remedy = "; ".join(plan.problems), _remedy(plan, work)
-    if config.training.check_memory and (plan.learner_bytes > CERTAIN * gpu or _weights_are_too_large(plan)):
-        more = "`agentrl plan` lists the parts; --no-check-memory tries all the same."
+    if "memory" not in config.training.skip_checks and (plan.learner_bytes > CERTAIN * gpu or _weights_are_too_large(plan)):
+        more = "`agentrl plan` lists the parts; --skip-checks memory tries all the same."
         raise ConfigError("--model", config.model.model, problem, f"{remedy} {more}")
     return RunWarning("memory", f"GPU memory is likely to run out: {problem}", remedy)
 

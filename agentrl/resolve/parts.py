@@ -202,10 +202,15 @@ def learner_plan(config: TrainConfig, on: Device) -> LearnerSettings:
         annotations=run.run_dir.absolute() / FILE if recorded and run.run_dir else None,
         max_mismatch=mismatch_limit(config, on),
         engine=f"{engine.name} in {engine.dtype(on)}",
+        demonstrations=run.run_dir.absolute() / DEMONSTRATIONS if config.algo.sft_data and run.run_dir else None,
         audit_every=run.audit_every,
         verify_every=config.weights.verify_weights_every if held else 0,
         engine_dtype=engine.dtype(on),
     )
+
+
+DEMONSTRATIONS = "demonstrations"
+"""Folder of a run's directory with the rows of ``--sft-data``."""
 
 
 def mismatch_limit(config: TrainConfig, on: Device) -> float | None:

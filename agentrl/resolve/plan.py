@@ -34,6 +34,7 @@ from agentrl.evaluation.evaluations import EvalPlan
 from agentrl.flow.sizes import FlowPlan
 from agentrl.learner.backends import facts_of_backend
 from agentrl.learner.optimizer_table import OPTIMIZERS
+from agentrl.resolve.demonstrations import check_demonstrations
 from agentrl.resolve.directories import agent_name, check_free, default_directory
 from agentrl.resolve.inputs import InputPlan, Inputs
 from agentrl.resolve.memory import gpu_bytes, savings, with_shares
@@ -210,6 +211,7 @@ def checked_steps(loaded: Loaded[TrainConfig]) -> Steps[TrainConfig]:
     steps = steps.follow("machine", share_only_gpu(steps.settings))
     for rule in RULES:
         rule(steps.settings)
+    check_demonstrations(steps.settings)
     # After the rules, whose messages name --async or --max-staleness, whichever was given.
     staleness = steps.settings.flow.staleness
     return steps.follow("settings", changed(steps.settings, max_staleness=staleness, asynchronous=staleness > 0))

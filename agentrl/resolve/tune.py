@@ -17,6 +17,7 @@ from agentrl.assets import model_path
 from agentrl.config.load import Command, Loaded, flag_value, read_flags, read_given
 from agentrl.config.mapping import differences, refuse_hidden, to_json
 from agentrl.config.methods import METHODS, Method
+from agentrl.config.plugins import check_files_unchanged, resolve_plugins
 from agentrl.config.sections import changed
 from agentrl.config.tune import TuneConfig
 from agentrl.core.directories import held_directory, held_new_directory
@@ -98,6 +99,7 @@ class TunePlan:
         steps = Steps(loaded.settings, loaded.sources)
         steps = steps.follow("model", with_learning_rate(method, steps.settings))
         steps = steps.follow("settings", with_best(steps.settings))
+        steps = steps.rewrite(resolve_plugins(steps.settings))
         device: Literal["cpu", "cuda"] = "cuda" if cuda_device_count() else "cpu"
         check(method, steps.settings, device)
         refuse_hidden(steps.settings)
@@ -158,6 +160,7 @@ class TunePlan:
         with holding as path:
             if resume:
                 check_unchanged(self.settings)
+                check_files_unchanged(self.settings, path)
             yield replace(self, settings=changed(self.settings, run_dir=path))
 
 

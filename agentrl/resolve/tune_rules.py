@@ -9,6 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
 
+from agentrl.algo.facts import facts_of
+from agentrl.algo.objectives import OBJECTIVES, check_objective
+from agentrl.algo.options import option_names
 from agentrl.algo.plan import AlgoConfig
 from agentrl.assets import model_path
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
@@ -17,15 +20,14 @@ from agentrl.config.methods import Method
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.sections import changed
 from agentrl.config.tune import (
-    DistillMethodConfig,
     DpoMethodConfig,
-    KtoMethodConfig,
     SftDataConfig,
     TuneConfig,
 )
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape
+from agentrl.core.plugins import is_plugin
 from agentrl.core.settings import flag, listed
 from agentrl.core.tokenizers import check_teacher
 from agentrl.learner.backends import facts_of_backend
@@ -85,7 +87,12 @@ def _packages(method: Method, config: TuneConfig) -> None:
             raise ConfigError(f"agentrl {method.command}", name, "is a package that is not installed", "pip install 'agentrl[tune]'")
 
 
-def _data(method: Method, config: TuneConfig) -> None:
+def check_data(method: Method, config: TuneConfig) -> None:
+    """Refuse rows that are not there, or whose settings contradict each other.
+
+    Raises:
+        ConfigError: If so.
+    """
     data = config.data
     if not data.data:
         raise ConfigError("--data", "", "is required", "Name a JSONL or Parquet file, a folder of them, or a data set of the hub.")
@@ -191,7 +198,7 @@ def _models(method: Method, config: TuneConfig) -> None:
             problem = "holds an adapter without its model"
             raise ConfigError(name, value, problem, f"Merge it first: agentrl merge {value} --output DIR.")
     teacher = getattr(config.method, "teacher", None)
-    if isinstance(config.method, DistillMethodConfig) and not teacher:
+    if teacher == "":
         raise ConfigError("--teacher", "", "is required", "Name the model to learn from.")
 
 
@@ -220,14 +227,16 @@ def _chat_template(method: Method, config: TuneConfig) -> None:
 
 def _method(method: Method, config: TuneConfig) -> None:
     own = config.method
+    if own.loss and (is_plugin(own.loss) or "loss" not in option_names(facts_of(OBJECTIVES[method.command]).options)):
+        check_objective(method.command, own.loss)
     if method.command == "kto" and config.optim.batch_size < 2:
         problem = "leaves one row in a step, and the KL estimate of KTO needs at least 2"
         raise ConfigError("--batch-size", config.optim.batch_size, problem, "Raise it.")
     if isinstance(own, DpoMethodConfig):
         _check_dpo(own)
-    if isinstance(own, DpoMethodConfig | KtoMethodConfig) and own.reference and config.lora.lora_rank:
+    if (reference := getattr(own, "reference", "")) and config.lora.lora_rank:
         raise ConfigError(
-            "--reference", own.reference, "is the model without its adapter where there is --lora-rank", "Leave one of the two out."
+            "--reference", reference, "is the model without its adapter where there is --lora-rank", "Leave one of the two out."
         )
 
 
@@ -260,6 +269,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _ranks, _runtime, _computation),
+    *(_packages, check_data, _ranks, _runtime, _computation),
     *(_models, _chat_template, _method, _evaluation, _resume),
 )

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from agentrl.algo.row_losses import METRICS, OWN
 from agentrl.config.methods import COMMON, LOWER_IS_BETTER, Method
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.process import handling_signals
@@ -42,8 +45,6 @@ class Stop:
 
     def agreed(self) -> bool:
         """Return True if any rank was asked, the same on every rank."""
-        import torch  # not by the process that only passes the request on to the ranks
-
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return self.asked
         device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
@@ -89,7 +90,9 @@ class Rows:
         margin = {}
         if "reward/chosen" in metrics and "reward/rejected" in metrics:
             margin["margin"] = metrics["reward/chosen"] - metrics["reward/rejected"]
-        return {name: value for name, value in {**margin, **metrics}.items() if name in self._names}
+        return {
+            name: value for name, value in {**margin, **metrics}.items() if name in self._names or name in METRICS or name.startswith(OWN)
+        }
 
     def note(self, **values: float) -> None:
         """Add metrics to the row of the step."""

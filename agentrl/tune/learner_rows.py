@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from agentrl.algo.plan import AlgoConfig
 from agentrl.assets import model_path
 from agentrl.core.images import locate
 from agentrl.core.model_shape import text_part, trained_positions
+from agentrl.core.plugins import is_plugin
 from agentrl.core.types import ints
 from agentrl.learner.row_objective import LabelledRows
 from agentrl.learner.rows import TokenRow
@@ -98,8 +100,8 @@ def learner_settings(plan: TunePlan, steps: int) -> LearnerSettings:
     text = text_part(config)
     balance = text.get("router_aux_loss_coef") if text.get("num_experts_per_tok") else 0.0
     objective = ObjectiveSettings(
-        name=plan.method.command,
-        options=own,
+        name=own.loss if is_plugin(own.loss) else plan.method.command,
+        options=asdict(own) if is_plugin(own.loss) else own,
         reference=getattr(own, "reference", ""),
         teacher=getattr(own, "teacher", ""),
         # Pairs share prompts, for which a packed kernel computes all pairs of tokens of a micro-batch on a CPU.

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.methods import METHODS
+from agentrl.config.plugins import plugins
 from agentrl.core.errors import ClusterError, ConfigError
 from agentrl.core.fingerprints import ACCEPT, fingerprints_of
+from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import refuse_import
 from agentrl.core.settings import flag, listed
 from agentrl.learner.backends import DEEPSPEED
 from agentrl.resolve.inputs import read_files
-from agentrl.resolve.ranks import is_started
+from agentrl.resolve.ranks import is_first, is_started
 from agentrl.resolve.tune import TunePlan, load_given
 from agentrl.tune import launch
 from agentrl.tune.data import Examples, data_text, epoch_size, read_examples
@@ -65,6 +67,8 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     started_s = time.monotonic()
     examples = read(plan)
     directory = open_directory(plan.run_dir, plan.settings.run.resume, plan.to_json())
+    if is_first():
+        copy_plugins((spec for _, spec in plugins(plan.settings)), plan.run_dir)
     prepared = encoded(plan, examples)
     directory.check_inputs(inputs_of(plan, prepared.fingerprint), accepts_changes=plan.accepts_changes)
     learner = plan.learner

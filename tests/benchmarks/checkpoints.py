@@ -136,7 +136,7 @@ def step_s(folder: Path, steps: int, rate: float, upload: bool) -> tuple[float, 
     """Mean seconds from the metrics of one step to those of the next, and the last metrics of the copies."""
     run_dir = folder / "run"
     words = ["train", "--agent", str(ENVS / "arithmetic.py"), "--run-dir", str(run_dir), "--runtime", "local", "--num-steps", str(steps)]
-    words += ["--save-every", str(SAVE_EVERY), "--no-tensorboard", "--no-save-model", "--no-check-env"]
+    words += ["--save-every", str(SAVE_EVERY), "--no-tensorboard", "--no-save-model", "--skip-checks", "env"]
     words += ["--checkpoint-upload", f"throttled://{folder}/copies"] if upload else []
     command = [sys.executable, "-m", "tests.benchmarks.checkpoints", "--child", *words]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, RATE: str(rate)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -33,7 +33,7 @@ def _steps(path: Path) -> int:
 def test_new_steps_appear_while_the_run_trains(watched: Watched, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    words = ("--groups-per-step", "4", "--n-samples-per-prompt", "4", "--max-new-tokens", "16", "--no-save-model", "--no-check-env")
+    words = ("--groups-per-step", "4", "--n-samples-per-prompt", "4", "--max-new-tokens", "16", "--no-save-model", "--skip-checks", "env")
     metrics = folder / "live" / "metrics.jsonl"
     written: dict[int, float] = {}
     ended = threading.Event()

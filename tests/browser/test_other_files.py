@@ -169,7 +169,7 @@ def test_images_of_observations_are_inline_and_nothing_else_is(watched: Watched,
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A run that was killed in the middle of its training, with a last line that is cut."""
-    words = ("--groups-per-step", "4", "--n-samples-per-prompt", "4", "--max-new-tokens", "16", "--no-save-model", "--no-check-env")
+    words = ("--groups-per-step", "4", "--n-samples-per-prompt", "4", "--max-new-tokens", "16", "--no-save-model", "--skip-checks", "env")
     folder, agent = tmp_path / "runs" / "killed", str(record.ENVS / "calculator.py")
     rest = ("--runtime", "local", "--record", "all", "--num-steps", "1000")
     process = start("train", "--agent", agent, "--run-dir", str(folder), *words, *rest)

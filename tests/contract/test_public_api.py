@@ -60,6 +60,8 @@ NAMES = [
     "ResetResult",
     "ResetState",
     "RewardError",
+    "RowLosses",
+    "RowScores",
     "RunBegin",
     "RunEnd",
     "SamplingParams",
@@ -68,6 +70,7 @@ NAMES = [
     "SandboxSpec",
     "StepEnd",
     "StepResult",
+    "StepRows",
     "StepState",
     "Task",
     "TokenLosses",
@@ -85,6 +88,7 @@ NAMES = [
     "iterate",
     "judge",
     "load_run",
+    "objective",
     "off_policy_correction",
     "open_runtime",
     "policy_loss",
@@ -166,6 +170,8 @@ def test_signatures_of_algorithms() -> None:
         "group_reward": ["compares_group"],
     }
     assert {name: list(inspect.signature(getattr(agentrl, name)).parameters)[1:] for name in signatures} == signatures
+    stated = ["unit", "options", "reads", "figures", "reference", "prepare", "first_pass"]
+    assert list(inspect.signature(agentrl.objective).parameters) == stated
     fields = {
         "AdvantageInputs": ["token_rewards", "episode", "group", "rewards", "values", "kl", "turn", "parts", "baseline", "state", "at_cut"],
         "AdvantageOptions": ["advantage_std_norm", "reward_clip_range"],
@@ -175,6 +181,9 @@ def test_signatures_of_algorithms() -> None:
         "CorrectionInputs": ["old", "behaviour", "sequence", "same_version", "advantages"],
         "TokenWeights": ["weights", "keep", "bounded"],
         "TokenLosses": ["per_token", "ratio", "clipped", "metrics"],
+        "RowScores": ["num_rows", "row", "outputs", "reference", "figures", "columns", "labels"],
+        "RowLosses": ["losses", "metrics", "rewards"],
+        "StepRows": ["lengths", "sums", "reference"],
         "GroupSummary": ["group_id", "members", "versions", "seconds", "records", "requests", "greedy", "worker"],
     }
     assert {name: [field.name for field in dataclasses.fields(getattr(agentrl, name))] for name in fields} == fields

@@ -79,7 +79,7 @@ def train(
     """Run ``agentrl train`` to its end; with `fork`, a run without Ray is forked from a process that has the libraries loaded."""
     words = ("train", "--agent", str(agent), "--run-dir", str(directory), *args)
     if fork and "local" in args:
-        words += () if "--check-env" in args or "--resume" in args else ("--no-check-env",)  # saves the start of a process
+        words += () if "--skip-checks" in args or "--resume" in args else ("--skip-checks", "env")  # saves the start of a process
         code, output = forked.run(on_vllm(words), env or {}, timeout_s)
         assert code is not None, f"no end after {timeout_s} s:\n{output}"
         return Run(code, output, directory)

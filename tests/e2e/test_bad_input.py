@@ -131,7 +131,7 @@ def test_unknown_command_names_the_known_ones(capfd: pytest.CaptureFixture[str])
 def test_on_ray_the_cause_is_shown_once_and_without_its_traceback(tmp_path: Path) -> None:
     preload = "    @classmethod\n    def preload(cls):\n        raise FileNotFoundError('the word list is missing')\n"
     file = write(tmp_path / "env.py", GOOD + TASKS + preload + STEP)
-    run = train(tmp_path / "run", "--num-steps", "2", "--no-check-env", *SMALL, agent=file)
+    run = train(tmp_path / "run", "--num-steps", "2", "--skip-checks", "env", *SMALL, agent=file)
     assert run.code == 2, run.output
     assert run.output.count("the word list is missing") == 1, run.output
     assert "Traceback" not in run.output

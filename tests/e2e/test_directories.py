@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(120)
 def test_an_environment_may_change_the_working_directory(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "wanderer.py", "--run-dir", "runs/x", "--save-every", "1", "--no-check-env", *SMALL, *ENGINE]) == 0, (
+    assert main(["train", "wanderer.py", "--run-dir", "runs/x", "--save-every", "1", "--skip-checks", "env", *SMALL, *ENGINE]) == 0, (
         capsys.readouterr().err
     )
     said = capsys.readouterr().out

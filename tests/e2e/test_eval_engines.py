@@ -13,7 +13,7 @@ from tests.e2e.runs import SMALL, Run, train
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLAGS = ("--engine", "transformers", "--eval-size", "6", "--eval-every", "2", "--eval-samples", "2", "--learning-rate", "1e-3")
-OTHERS = ("--keep-best", "eval/reward", "--save-every", "1", "--no-certify")
+OTHERS = ("--keep-best", "eval/reward", "--save-every", "1", "--skip-checks", "env", "model")
 
 
 def figures(run: Run) -> dict[int, dict[str, Any]]:

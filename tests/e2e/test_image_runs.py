@@ -39,7 +39,19 @@ class Album(AgentInstance):
         return StepResult(reward, "And now?", images=[] if last else [picture(1000 + 10 * state.label + state.turn)], terminated=last)
 """
 """Pictures in the prompt, at the beginning, and after each answer, whatever it is."""
-SMALL = ("--runtime", "local", "--no-certify", "--groups-per-step", "4", "--n-samples-per-prompt", "4", "--max-new-tokens", "6")
+SMALL = (
+    "--runtime",
+    "local",
+    "--skip-checks",
+    "env",
+    "model",
+    "--groups-per-step",
+    "4",
+    "--n-samples-per-prompt",
+    "4",
+    "--max-new-tokens",
+    "6",
+)
 
 
 def groups(model: str) -> list[Any]:

@@ -27,7 +27,7 @@ def weights(model: Path) -> bytes:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of the command."""
     run_dir = tmp_path_factory.mktemp("command") / "run"
-    return agentrl.train(ENV, **SIZES, **HERE, run_dir=run_dir, check_env=False, tensorboard=False)
+    return agentrl.train(ENV, **SIZES, **HERE, run_dir=run_dir, skip_checks=("env",), tensorboard=False)
 
 
 def test_the_loop_gives_the_weights_of_the_command_bit_for_bit(trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,9 @@ def test_a_file_with_pictures_trains_unchanged(tmp_path: Path, vision_model: str
         rows.append({"prompt": "Which colour?", "label": name, "pictures": [str(tmp_path / f"{number}.png")]})
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("--prompts", str(tmp_path / "prompts.jsonl"), "--image-key", "pictures", "--model", vision_model, "--engine", engine)
-    run = trained(train(tmp_path / "run", "--num-steps", "2", "--no-certify", *TINY, *words, agent=FILES / "pictures.py"), 4)
+    run = trained(
+        train(tmp_path / "run", "--num-steps", "2", "--skip-checks", "env", "model", *TINY, *words, agent=FILES / "pictures.py"), 4
+    )
     assert [row["episode/turns_mean"] for row in run.metrics] == [3.0, 3.0]
     assert max(row["mismatch/max"] for row in run.metrics) < 1e-4
 

@@ -14,7 +14,7 @@ SIZES: dict[str, Any] = {
     "num_steps": 2,
     "groups_per_step": 4,
     "n_samples_per_prompt": 8,
-    "check_env": False,
+    "skip_checks": ("env",),
     "tensorboard": False,
     "engine": str(ROOT / "examples" / "own_engine.py:Table"),
     "max_mismatch": "none",  # the table is not the model

@@ -41,7 +41,7 @@ class Cut:
 def cut(inputs, options):
     return inputs.ratio().clamp(max=options.my_bound)
 '''
-FLAGS = (*SMALL, "--num-steps", "2", "--record", "none", "--no-tensorboard", "--save-every", "1", "--no-check-env")
+FLAGS = (*SMALL, "--num-steps", "2", "--record", "none", "--no-tensorboard", "--save-every", "1", "--skip-checks", "env")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_flags_python_and_resumption_take_the_options(tmp_path: Path, file: Path
         "tensorboard": False,
         "runtime": "local",
         "engine": "transformers",
-        "check_env": False,
+        "skip_checks": ("env",),
     }
     agent = str(given.pop("agent", ROOT / "envs" / "arithmetic.py"))
     python = agentrl.train(

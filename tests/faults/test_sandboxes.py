@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_run_that_is_killed(
     (tmp_path / "env.py").write_text(ENV.format(told=repr((kind, phase, image, str(said), MARK))))
     places = ("--agent", str(tmp_path / "env.py"), "--run-dir", str(tmp_path / "run"), "--runtime", runtime)
     env = {"TMPDIR": str(temporary)}
-    with disturbed(*places, *SIZES, "--engine", "transformers", "--no-check-env", env=env) as process:
+    with disturbed(*places, *SIZES, "--engine", "transformers", "--skip-checks", "env", env=env) as process:
         until(process, said.exists, 300)
         if phase not in ("starting", "ending"):
             until(process, lambda: sleeping() > 0)

@@ -130,6 +130,9 @@ TEXTS: tuple[tuple[str, str], ...] = (
     (r"--reuse-behaviour-logprobs", r"--old-logprobs behaviour"),
     (r"--zero-quantized-(\w+) = True", r"--deepspeed-args = 'zero_quantized_\1'"),
     (r"--env-memory-mib = (\d+)", r"--env-limits = ('memory_mib=\1',)"),
+    (r"--no-check-env\b", "--skip-checks env"),
+    (r"--no-certify\b", "--skip-checks model"),
+    (r"--no-check-memory\b", "--skip-checks memory"),
     (r"with --value-head-prefix", r"as value_head_prefix in its config.json"),
 )
 """Flags of release 0.3 in texts, as expressions, and what is written in their place."""
@@ -174,6 +177,9 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Removed("received/tune/*/arguments*", "given rows are trained by the learner, not by a trainer of transformers"),
     Added("received/tune/*/learner*", "the settings of that learner"),
     Added("received/learner/*/objective*", "the learner runs objectives on given rows too"),
+    Added("*/algo/sft_*", "demonstrations may be imitated beside episodes"),
+    Added("*/settings/demonstrations", "the folder that holds them"),
+    Added("*/method/loss", "every method takes a loss of one's own"),
     Added("received/tasks/last/*", "a run that goes on says which tasks it began with"),
     Added("received/tasks/*/known*", "tasks with which a run that is resumed began"),
     Added("received/tasks/*/epoch", "the epoch in which it draws"),

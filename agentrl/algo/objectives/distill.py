@@ -23,7 +23,7 @@ class DistillOptions:
     """Temperature of both distributions in the loss."""
 
 
-@objective(unit="place", reads="divergence", figures=("kl", "agreement"))
+@objective(unit="place", options=DistillOptions, reads="divergence", figures=("kl", "agreement"))
 def distill(scores: RowScores, options: DistillOptions) -> RowLosses:
     """The divergence of the teacher's distribution at each trained token, which the output layer computes; see `generalized_jsd`."""
     return RowLosses(losses=scores.outputs, metrics=scores.figures)

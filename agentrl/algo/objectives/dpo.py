@@ -30,7 +30,7 @@ class DpoOptions:
 
     loss: Annotated[DpoLoss, Alias("--loss-type")] = "sigmoid"
     """Loss of a pair. ``cdpo`` assumes that a share ``--label-smoothing`` of the labels is wrong; ``ipo`` takes log-ratios per token,
-    ``ipo_sum`` sums them; the others are TRL's."""
+    ``ipo_sum`` sums them; the others are TRL's. Or a function of your own, ``file.py:name``."""
     beta: Positive = 0.1
     """Strength of the pull to the reference model; for ``ipo`` and ``ipo_sum`` the paper's tau."""
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
@@ -60,7 +60,7 @@ def _ranks(values: Tensor) -> Tensor:
     return values.argsort().argsort()
 
 
-@objective(unit="pair", reference=True, prepare=matches, first_pass=lambda options: options.loss in SORTED)
+@objective(unit="pair", options=DpoOptions, reference=True, prepare=matches, first_pass=lambda options: options.loss in SORTED)
 def dpo(scores: RowScores, options: DpoOptions) -> RowLosses:
     """The loss of each pair by `PAIR_LOSSES`, from the log-ratios of policy to reference."""
     tensors = [scores.sums(), scores.reference, scores.lengths()]

@@ -31,7 +31,7 @@ def divergence(step: StepRows, options: KtoOptions) -> Mapping[str, Tensor]:
     return {"divergence": (step.sums - step.reference).mean().clamp(min=0).expand(len(step.sums))}
 
 
-@objective(unit="row", reference=True, prepare=divergence)
+@objective(unit="row", options=KtoOptions, reference=True, prepare=divergence)
 def kto(scores: RowScores, options: KtoOptions) -> RowLosses:
     """The loss of each answer against z, the divergence that mismatched answers of the step estimate; see `kahneman_tversky`."""
     good, z, sums = scores.columns["desirable"].bool(), scores.columns["divergence"], scores.sums()

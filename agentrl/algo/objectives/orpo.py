@@ -28,7 +28,7 @@ def mean_length(step: StepRows, options: OrpoOptions) -> Mapping[str, Tensor]:
     return {"mean_length": chosen.float().mean().expand(len(step.lengths))}
 
 
-@objective(unit="pair", prepare=mean_length)
+@objective(unit="pair", options=OrpoOptions, prepare=mean_length)
 def orpo(scores: RowScores, options: OrpoOptions) -> RowLosses:
     """``-log p`` per token of the step's chosen answers, and `beta` times `odds_ratio` (Hong et al., arXiv:2403.07691, Eq. 6).
 

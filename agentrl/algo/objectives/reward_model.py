@@ -21,7 +21,7 @@ class RewardModelOptions:
     """Weight of the squared sum of a pair's two rewards, which keeps the mean reward near 0 (arXiv:2312.09244)."""
 
 
-@objective(unit="pair", reads="head")
+@objective(unit="pair", options=RewardModelOptions, reads="head")
 def reward_model(scores: RowScores, options: RewardModelOptions) -> RowLosses:
     """The loss of Bradley and Terry of the rewards of pairs, each read at the end of its row; see `bradley_terry`."""
     rewards = scores.sums()

@@ -15,10 +15,11 @@ class SftOptions:
     """Options of `sft`."""
 
     loss: Annotated[Literal["nll", "dft"], Alias("--loss-type")] = "nll"
-    """``nll``: negative log-likelihood; ``dft``: each token's weighted by its probability (dynamic fine-tuning, arXiv:2508.05629)."""
+    """``nll``: negative log-likelihood; ``dft``: each token's weighted by its probability (dynamic fine-tuning, arXiv:2508.05629).
+    Or a function of your own, ``file.py:name``."""
 
 
-@objective(unit="place", figures=("token_accuracy", "entropy"))
+@objective(unit="place", options=SftOptions, figures=("token_accuracy", "entropy"))
 def sft(scores: RowScores, options: SftOptions) -> RowLosses:
     """``-log p`` of each trained token; ``dft`` multiplies it by p, which has no gradient (arXiv:2508.05629)."""
     losses = -scores.outputs

@@ -93,7 +93,9 @@ def test_a_model_known_to_be_wrong_is_refused_at_once_with_the_remedy(tmp_path: 
     monkeypatch.setattr(before, "_certify", None)  # nothing is tried
     name = model(tmp_path, SETTINGS)
     keep_certificate(certificate_file(SETTINGS, ("sdpa",)), certificate("sdpa, padded"))
-    with pytest.raises(ConfigError, match=r"sdpa, padded wrong for models of the type gemma2.*0\.5 nats.* Use another\. --no-certify"):
+    with pytest.raises(
+        ConfigError, match=r"sdpa, padded wrong for models of the type gemma2.*0\.5 nats.* Use another\. --skip-checks model"
+    ):
         asyncio.run(refuse_wrong(learner(TrainConfig(), name)))
 
 

@@ -198,7 +198,7 @@ def settings_before(config: TrainConfig) -> CheckSettings:
 async def test_a_run_ends_before_anything_starts(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         await rehearse(settings_before(config_of(tmp_path, name)), TASK)
-    for words in (*ENDED[name], f"{name}.", "--no-check-env"):
+    for words in (*ENDED[name], f"{name}.", "--skip-checks env"):
         assert words in str(caught.value)
     assert caught.value.field == "--agent"
 

@@ -19,6 +19,7 @@ from agentrl.resolve.commands import load_config
 AGENT = ["--agent", "module:Name"]
 OLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offload": ({"optimizer_offload": True, "reference_offload": False, "ema_offload": True}, {"offload": ["optimizer", "ema"]}),
+    "checks": ({"check_env": False, "certify": True, "check_memory": False}, {"skip_checks": ["env", "memory"]}),
     "adapters": ({"use_rslora": True, "use_dora": True}, {"lora_variant": ["rslora", "dora"]}),
     "betas": ({"adam_beta1": 0.8, "adam_beta2": 0.99}, {"adam_betas": [0.8, 0.99]}),
     "one beta": ({"adam_beta2": 0.99}, {"adam_betas": [0.9, 0.99]}),

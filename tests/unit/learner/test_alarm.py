@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "max_new_tokens": 8,
     "runtime": "local",
     "engine": "transformers",
-    "check_env": False,
+    "skip_checks": ("env",),
     "tensorboard": False,
     "save_model": False,
 }

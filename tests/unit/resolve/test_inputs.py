@@ -15,7 +15,7 @@ from agentrl.assets import tiny_model_path
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.fingerprints import SAMPLES, WHOLE_BYTES, fingerprint_of
 from agentrl.resolve.commands import read_train
-from agentrl.resolve.inputs import Inputs, changed_code, keep_code, of_questions, read_inputs, refuse_changed
+from agentrl.resolve.inputs import Inputs, changed_code, changed_files, keep_code, of_questions, read_inputs, refuse_changed
 from agentrl.resolve.plan import RunPlan
 
 ENV = """
@@ -62,7 +62,7 @@ def read(folder: Path, before: Inputs | None = None, *words: str) -> Inputs:
     """What a run reads; with `before`, one that is resumed."""
     given = ("--agent", str(folder / "env.py"), "--prompts", str(folder / "rows.jsonl"), "--eval-every", "1", "--runtime", "local")
     models = ("--model", str(folder / "model"), "--reward-model", str(folder / "judge"), "--chat-template", str(folder / "template.jinja"))
-    teacher = ("--teacher", str(folder / "teacher"), "--engine", "transformers", "--no-check-env")
+    teacher = ("--teacher", str(folder / "teacher"), "--engine", "transformers", "--skip-checks", "env")
     plan = RunPlan.of(read_train([*given, *models, *teacher, *(words or ("--eval-prompts", str(folder / "questions.jsonl")))]), named=False)
     tasks, questions = plan.tasks(before)
     inputs = read_inputs(plan.inputs, tasks, of_questions(questions, tasks))
@@ -190,3 +190,13 @@ def test_a_change_anywhere_in_a_small_file_and_everywhere_in_a_large_one_is_seen
         content[place : place + 10**6] = b"\x01" * min(10**6, size - place)
         file.write_bytes(content)
         assert fingerprint_of(file) != large
+
+
+def test_other_demonstrations_are_other_files(folder: Path) -> None:
+    words = ["--agent", str(folder / "env.py"), "--prompts", str(folder / "rows.jsonl"), "--runtime", "local", "--engine", "transformers"]
+    plan = RunPlan.of(read_train(words), named=False)
+    tasks, _ = plan.tasks()
+    before, same, other, without = (read_inputs(plan.inputs, tasks, None, rows).files for rows in ("a", "a", "b", ""))
+    assert changed_files(before, same) == []
+    assert changed_files(before, other) == ["--sft-data (rows)"]
+    assert changed_files(without, other) == []  # a run that an earlier version began

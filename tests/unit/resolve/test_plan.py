@@ -36,7 +36,7 @@ def plan_of(*words: str, host: Host | None = None) -> RunPlan:
 
 
 def test_a_dry_run_prints_what_the_run_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", *AGENT, *TINY_STEPS, "--no-check-env", "--no-save-model", "--run-dir", str(tmp_path / "run")]
+    words = ["train", *AGENT, *TINY_STEPS, "--skip-checks", "env", "--no-save-model", "--run-dir", str(tmp_path / "run")]
     assert main([*words, "--dry-run"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert not (tmp_path / "run").exists()

@@ -27,7 +27,7 @@ MORE = [{"prompt": f"{number} more?", "label": str(number)} for number in range(
 def run_in(folder: Path, *words: str) -> Path:
     """The files of a run that bear on its inputs."""
     given = ["--agent", str(folder / "env.py"), "--prompts", str(folder / "rows.jsonl"), "--model", str(folder / "model")]
-    rest = ["--chat-template", str(folder / "template.jinja"), "--runtime", "local", "--engine", "transformers", "--no-check-env"]
+    rest = ["--chat-template", str(folder / "template.jinja"), "--runtime", "local", "--engine", "transformers", "--skip-checks", "env"]
     plan = RunPlan.of(read_train([*given, *rest, *(words or ("--eval-size", "4", "--eval-every", "1"))]), named=False)
     tasks, questions = plan.tasks()
     run = folder / "run"

@@ -204,6 +204,6 @@ def test_check_tries_the_solutions(tasks: Path, tmp_path: Path) -> None:
 def test_a_folder_of_tasks_is_trained(tasks: Path, tmp_path: Path) -> None:
     sizes = ("--num-steps", "2", "--groups-per-step", "2", "--n-samples-per-prompt", "2", "--max-new-tokens", "8", "--no-save-model")
     run = succeeded(
-        train(tmp_path / "run", *sizes, "--runtime", "local", "--no-check-env", agent=f"harbor:{tasks}", timeout_s=800, fork=False)
+        train(tmp_path / "run", *sizes, "--runtime", "local", "--skip-checks", "env", agent=f"harbor:{tasks}", timeout_s=800, fork=False)
     )
     assert run.summary["ledger"]["trained"] == 4, run.output

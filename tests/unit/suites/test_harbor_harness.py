@@ -206,7 +206,7 @@ def test_a_program_on_folders_of_tasks_is_trained(tasks: Path, tmp_path: Path) -
     runs = program(tmp_path, "/usr/bin/python3")
     sizes = ("--num-steps", "2", "--groups-per-step", "2", "--n-samples-per-prompt", "2", "--max-new-tokens", "8", "--no-save-model")
     agent = f"harbor:{tasks}#harness=mini-swe-agent?program={runs}"
-    run = succeeded(train(tmp_path / "run", *sizes, "--runtime", "local", "--no-check-env", agent=agent, timeout_s=800, fork=False))
+    run = succeeded(train(tmp_path / "run", *sizes, "--runtime", "local", "--skip-checks", "env", agent=agent, timeout_s=800, fork=False))
     ledger = run.summary["ledger"]
     assert (ledger["submitted"], ledger["trained"]) == (4, 4), run.output
     assert all(row["endpoint/requests"] > 1 for row in run.metrics)

@@ -77,12 +77,12 @@ def test_the_table_of_methods() -> None:
 def test_the_defaults_of_the_methods() -> None:
     own = {name: vars(method.config().method) for name, method in METHODS.items()}
     assert own["dpo"] == {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "reference": ""}
-    assert own["kto"] == {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0, "reference": ""}
-    assert own["orpo"] == {"beta": 0.1}
-    assert own["distill"] == {"teacher": "", "beta": 0.5, "temperature": 1.0, "train_on": "answers"}
+    assert own["kto"] == {"loss": "", "beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0, "reference": ""}
+    assert own["orpo"] == {"loss": "", "beta": 0.1}
+    assert own["distill"] == {"loss": "", "teacher": "", "beta": 0.5, "temperature": 1.0, "train_on": "answers"}
     assert own["sft"] == {"train_on": "answers", "packing": False, "loss": "nll"}
-    assert own["reward-model"] == {"center_rewards_coefficient": 0.0}
-    assert own["process-reward-model"] == {"step_separator": "\n", "last_step_only": False}
+    assert own["reward-model"] == {"loss": "", "center_rewards_coefficient": 0.0}
+    assert own["process-reward-model"] == {"loss": "", "step_separator": "\n", "last_step_only": False}
     optim = METHODS["dpo"].config().optim
     assert (optim.batch_size, optim.weight_decay, optim.adam_betas, optim.max_grad_norm) == (32, 0.0, (0.9, 0.95), 1.0)
     assert (optim.lr_schedule, optim.lr_warmup_steps, optim.zero_stage) == ("cosine", 0, 0)
