@@ -22,6 +22,7 @@ from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, ToolCallError, ToolFailedError, parse_tool_calls
 from agentrl.env.tools.mcp import McpSessions, McpTool
 from agentrl.env.tools.mcp_servers import McpServer, ServerLike, current_servers, servers_of
+from agentrl.env.whole_text import whole_text
 
 Verdict: TypeAlias = StepReturn | float
 
@@ -316,9 +317,9 @@ def _as_text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     try:
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return json.dumps(value, ensure_ascii=False, default=whole_text)
     except (ValueError, TypeError, RecursionError):
-        return str(value)
+        return whole_text(value)
 
 
 def _cut(text: str, limit: int) -> str:
