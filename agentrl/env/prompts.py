@@ -18,8 +18,8 @@ from agentrl.env.responses import PARAMS, chat_of
 _ABSENT = object()
 LABEL_KEY = "label"
 """Column with the label where no other is named; a data set may lack it."""
-VERL_LABEL = "reward_model.ground_truth"
-"""Place of the label in data sets of verl."""
+LABELS = (LABEL_KEY, "reward_model.ground_truth", "reward_spec.ground_truth")
+"""Places of the label where none is named: ours, and those in data sets of verl and SkyRL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class PromptFormat:
         split_flag: The flag that names the split, for messages.
         input_key: Column with the prompt: text or chat messages; ``a.b`` is the key ``b`` of what stands in the column ``a``.
         label_key: Column with the label, in the same form; without the default column the label is that of
-            verl's ``reward_model.ground_truth``, else `None`.
+            verl's ``reward_model.ground_truth`` or SkyRL's ``reward_spec.ground_truth``, else `None`.
         marks: ``<image>`` in the texts of a prompt with images is the place of one; off for texts that no chat template renders.
         image_key: Column with the images of the prompt, a list of them or one; without it there are none.
         input_template: Text around a plain-text prompt, with ``{}`` in the prompt's place; ``{{`` and ``}}`` mean braces.
@@ -149,7 +149,8 @@ def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -
 
 
 def _label(row: Mapping[str, Any], key: str) -> Any:
-    return column(row, VERL_LABEL if key == LABEL_KEY and key not in row else key)
+    places = LABELS if key == LABEL_KEY else (key,)
+    return next((column(row, place) for place in places if has_column(row, place)), None)
 
 
 def _images(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> tuple[str, ...]:

@@ -172,7 +172,7 @@ class Toolbox:
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                value = await _invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
+                value = await invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
                 return await value if inspect.isawaitable(value) else value
         except TimeoutError:
             # A TimeoutError of the tool's own, which is no late call.
@@ -293,7 +293,8 @@ class ToolEnv(AgentInstance):
         )
 
 
-async def _invoke(call: Callable[[], Any], is_async: bool) -> Any:
+async def invoke(call: Callable[[], Any], is_async: bool) -> Any:
+    """Return what user code gives: a coroutine function's on the loop, another one's on a thread for tools."""
     if is_async:
         return await call()
     async with _threads() as threads:
