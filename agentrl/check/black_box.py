@@ -194,7 +194,9 @@ async def play_model(
     **changes: Any,
 ) -> PlayedAgent:
     """Play one episode in which a scripted model answers; `cls` stands in for the agent's class, and `changes` are of settings."""
-    timeout_s = min(context.settings.check.timeout_s, context.player.settings.rollout.episode_timeout_s)
+    # A program that imports a suite takes as long again as when its tasks were listed, which is not the time of the user's code.
+    patience_s = context.settings.check.timeout_s + 2 * getattr(context.cls, "start_s", 0.0)
+    timeout_s = min(patience_s, context.player.settings.rollout.episode_timeout_s)
     limits = {"episode_timeout_s": timeout_s, "max_requests": _max_requests(context), **changes}
     settings = changed(context.player.settings, **limits)
     session = CheckedSession(cls or context.cls, context.spec.source, settings.env)

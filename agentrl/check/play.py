@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from agentrl.check.findings import CheckSettings
 from agentrl.check.probe import Watch, probed
 from agentrl.config.sections import changed
-from agentrl.core.errors import EngineError, EnvError
+from agentrl.core.errors import EngineError, EnvError, NotScoredError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, GroupRequest, Prompt, Sampling, Task
 from agentrl.env.agent import AgentClass, StepState
@@ -218,10 +218,10 @@ class TextEpisode:
             if root is not None:
                 self._go_on_from(root)
             await self._episode.play()
+        except (EngineError, NotScoredError):  # the policy left, or no reward applies to its answer
+            pass
         except EnvError as error:
             self.played.error = error
-        except EngineError:  # the policy left
-            pass
         finally:
             if self._role is not None and self._role.is_root:
                 self._role.fork.end()

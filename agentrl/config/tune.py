@@ -68,8 +68,8 @@ class TuneDataConfig:
     """The rows to train and to evaluate on."""
 
     data: Annotated[str, Alias("--dataset", "--dataset-name")] = ""
-    """JSONL, CSV or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
-    between them. Required."""
+    """JSONL, CSV, Parquet or text file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with
+    commas between them. Required."""
     data_probs: Annotated[str, Alias("--dataset-probs")] = ""
     """Proportions in which to draw from several ``--data``: ``0.7,0.3``. Empty: they are one collection."""
     data_split: Annotated[str, Alias("--dataset-split")] = "train"

@@ -70,6 +70,10 @@ class ChatTemplateError(EnvResultError):
     """A chat template refuses the messages of an episode, leaves a part of them out, or finds no end."""
 
 
+class NotScoredError(EnvError):
+    """No reward applies to an answer; the episode is no failure, and is neither trained on nor compared with others."""
+
+
 class EnvTimeoutError(EnvError, TimeoutError):
     """User code did not return before its deadline."""
 

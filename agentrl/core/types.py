@@ -95,6 +95,8 @@ class Status(StrEnum):
     """The run no longer wanted it."""
     CANCELLED_STRAGGLER = "cancelled_straggler"
     """The episode was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
+    NOT_SCORED = "not_scored"
+    """No reward applies to the answer: each returned `None`, as functions of TRL's form may."""
 
     @classmethod
     def _missing_(cls, value: object) -> Status | None:
@@ -108,7 +110,7 @@ class Status(StrEnum):
     @property
     def failed(self) -> bool:
         """True for the status of a failure."""
-        return not self.trainable and self is not Status.CANCELLED_STRAGGLER
+        return not self.trainable and self not in (Status.CANCELLED_STRAGGLER, Status.NOT_SCORED)
 
 
 class FinishReason(StrEnum):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
+from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, NotScoredError, RemoteError, RewardError
 from agentrl.core.process import inner_last
 from agentrl.core.types import Span, Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, StepResult, StepState
@@ -240,6 +240,8 @@ def user_code_of(thread: int, *, imported: bool = False) -> str:
 
 
 def _named_error(where: str, error: BaseException) -> EnvError:
+    if isinstance(error, NotScoredError):
+        return error
     if isinstance(error, EnvResultError):  # it says itself who returned what
         text = str(error)
         return EnvResultError(text if " returned " in text else f"{where}: {text}")

@@ -40,7 +40,8 @@ class DataConfig:
     input_key: str = "prompt"
     """Column that holds the prompt: text or chat messages. ``a.b``: the key ``b`` in column ``a``."""
     label_key: str = "label"
-    """Column that holds the label, also as ``a.b``; a missing ``label`` gives ``None``."""
+    """Column that holds the label, also as ``a.b``. Without a column ``label``: verl's ``reward_model.ground_truth`` or SkyRL's
+    ``reward_spec.ground_truth``, else ``None``."""
     image_key: str = "images"
     """Column that holds the images of the prompt, a list of them or one; a data set may lack it."""
     input_template: str = ""

@@ -19,7 +19,7 @@ from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import EvalSampling, GroupRequest, Task, derive_seed
+from agentrl.core.types import EvalSampling, GroupRequest, Status, Task, derive_seed
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
 from agentrl.evaluation.plan import EvalConfig
@@ -147,7 +147,7 @@ class _Playing:
 def outcome_of(task: Task, summary: GroupSummary, by: str = "") -> TaskOutcome:
     """Return the results of a task's group by episode; an episode with several agents has the mean of its trained agents."""
     ended = [episode for episode in summary.episodes if _ended(episode)]
-    failed = [episode[0] for episode in summary.episodes if not _ended(episode)]
+    failed = [episode[0] for episode in summary.episodes if not _ended(episode) and episode[0].status != Status.NOT_SCORED]
     return TaskOutcome(
         task_id=task.id,
         kind=kind_of(task, by),

@@ -121,8 +121,9 @@ MAX_CAUSE_CHARS = 300
 
 
 def failure_reason(summary: GroupSummary) -> str:
-    """Return why a group has too few trainable episodes: the most frequent failed status, else ``no_tokens``."""
-    statuses = Counter(str(episode[0].status) for episode in summary.played if not episode[0].status.trainable)
+    """Return why a group has too few trainable episodes: the most frequent status of a failure, else of another end, else ``no_tokens``."""
+    ended = [episode[0].status for episode in summary.played if not episode[0].status.trainable]
+    statuses = Counter(str(status) for status in [status for status in ended if status.failed] or ended)
     return statuses.most_common(1)[0][0] if statuses else "no_tokens"
 
 

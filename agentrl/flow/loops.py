@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from agentrl.core.callbacks import CheckpointWritten, GroupJudged, StepEnd
 from agentrl.core.errors import LedgerError, WeightSyncError
-from agentrl.core.types import GroupRequest
+from agentrl.core.types import GroupRequest, Status
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import failure_reason
 from agentrl.flow.metrics import Trained
@@ -125,8 +125,9 @@ def _judge(groups: Groups, finished: Finished, min_members: int) -> GroupJudged:
     group_request, summary = finished.group_request, finished.summary
     verdict: Literal["kept", "filtered", "retried", "dropped"]
     if summary.num_trainable < min_members:
-        verdict = "retried" if group_request.attempt + 1 < groups.settings.flow.max_attempts else "dropped"
         reason: str | None = failure_reason(summary)
+        verdict = "retried" if group_request.attempt + 1 < groups.settings.flow.max_attempts else "dropped"
+        verdict = "filtered" if reason == Status.NOT_SCORED else verdict  # another attempt would find no reward either
     else:
         reason = groups.keep(summary)
         verdict = "kept" if reason is None else "filtered"

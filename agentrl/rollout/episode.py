@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
+from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError, NotScoredError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.types import (
@@ -359,6 +359,8 @@ async def guarded(
             return await play(), None
     except EnvTimeoutError as raised:
         return Status.TIMEOUT, str(raised)
+    except NotScoredError as raised:
+        return Status.NOT_SCORED, str(raised)
     except EnvError as raised:
         return Status.ENV_ERROR, str(raised)
     except EngineError as raised:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
+from agentrl.env.whole_text import whole_text
 from agentrl.suites.scheme import FLAG, Scheme
 from agentrl.suites.specs import (
     SEEDS,
@@ -85,7 +86,7 @@ def _suite_class(spec: str, base: type[_Game], suite: str) -> tuple[type[_Game],
 
 
 def _message(observation: Any, info: Mapping[str, Any]) -> str:
-    parts = (str(observation).strip(), str(info.get("suffix") or "").strip())
+    parts = (whole_text(observation).strip(), str(info.get("suffix") or "").strip())
     return "\n".join(part for part in parts if part)
 
 

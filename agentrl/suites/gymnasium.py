@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.results import bad_result, number
+from agentrl.env.whole_text import whole_text
 from agentrl.suites.specs import seeded_tasks
 
 if TYPE_CHECKING:
     import gymnasium
 
 PIXELS = "pixels"
+MAX_NUMBERS = 10_000
+"""Numbers of an observation that are shown as text: with more it is a picture, and fills the context of most models."""
 SEEDS = 2**31  # some environments hand the seed on to generators that take 32 bits
 
 
@@ -76,8 +81,14 @@ class GymEnv(AgentInstance):
         return f"Choose: {_either(list(self.actions))}?" if self.actions else _describe(self._env().action_space)
 
     def format_observation(self, observation: Any) -> str:
-        """Return an observation as text; `self.env` and `self.info` hold further facts."""
-        return str(observation)
+        """Return an observation as text, with every number of its arrays; `self.env` and `self.info` hold further facts.
+
+        Raises:
+            RuntimeError: If it has more than 10,000 numbers.
+        """
+        if problem := too_large(self._env().observation_space):
+            raise RuntimeError(f"{type(self).__name__}: {problem}. {SHORTER}")
+        return whole_text(observation)
 
     def caption(self) -> str:
         """Text beside each picture behind the first one; the first has the instructions."""
@@ -153,11 +164,12 @@ class GymEnv(AgentInstance):
 
     def _stepped(self, result: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepResult:
         """Turn the result of `env.step` into text for the model."""
-        observation, reward, terminated, truncated, self.info = result
-        self._total += float(reward)
+        observation, given, terminated, truncated, self.info = result
+        reward = _one_number(given, type(self).__name__)
+        self._total += reward
         over, seen = bool(terminated) or bool(truncated), self.observe == PIXELS
         return StepResult(
-            float(reward),
+            reward,
             self.caption() if seen else self.format_observation(observation),
             images=[self.frame()] if seen and not over else [],
             terminated=bool(terminated),
@@ -198,6 +210,34 @@ class GymEnv(AgentInstance):
         if self.env is None:
             raise RuntimeError(f"{type(self).__name__} was used before reset; call super().reset(state) in your own reset")
         return self.env
+
+
+SHORTER = "Show pictures to a model that reads images with ?observe=pixels, or write a format_observation"
+
+
+def too_large(space: Any) -> str:
+    """Return what is wrong with the observations of a space if they have too many numbers to be shown as text; else ""."""
+    numbers = _numbers(space)
+    return f"an observation has {numbers:,} numbers, and {MAX_NUMBERS:,} are shown as text" if numbers > MAX_NUMBERS else ""
+
+
+def _numbers(space: Any) -> int:
+    inner = getattr(space, "spaces", ())
+    if inner:
+        return sum(map(_numbers, inner.values() if isinstance(inner, Mapping) else inner))
+    return math.prod(getattr(space, "shape", None) or ())
+
+
+def _one_number(reward: Any, where: str) -> float:
+    """Return a reward; one with several parts, as those of mo-gymnasium, is refused.
+
+    Raises:
+        EnvResultError: If it is no number.
+    """
+    if len(shape := getattr(reward, "shape", ())) and math.prod(shape) != 1:
+        problem = "is a vector, and one number is trained: weigh its parts, as mo_gymnasium.wrappers.LinearReward does in your own make()"
+        raise bad_result(where, "reward", reward, problem)
+    return number(reward, where, "reward")
 
 
 def last_word(text: str, words: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 from agentrl.env.threads import Threads
-from agentrl.suites.gymnasium import PIXELS, SEEDS, TOY_TEXT, GymEnv
+from agentrl.suites.gymnasium import PIXELS, SEEDS, SHORTER, TOY_TEXT, GymEnv, too_large
 from agentrl.suites.scheme import Scheme
 from agentrl.suites.specs import split_spec
 
@@ -159,7 +159,7 @@ class SharedEnv:
             observation, info = self._observation_of(observations, env_index), info_of(infos, env_index)
             if env_index in over and self._mode == "SameStep":  # what came with the step is the next episode's already
                 observation, info = info["final_obs"], info.get("final_info", {})
-            _settle(call, (observation, float(rewards[env_index]), bool(terminated[env_index]), bool(truncated[env_index]), info))
+            _settle(call, (observation, rewards[env_index], bool(terminated[env_index]), bool(truncated[env_index]), info))
 
     def _batch(self, actions: Mapping[int, Any]) -> Any:
         from gymnasium.vector.utils import concatenate, create_empty_array
@@ -362,13 +362,15 @@ def _try(spec: str, cls: type[GymEnv], own: Mapping[str, Any]) -> None:
         problem = "draws its lanes in other processes, which give no pictures"
         raise EnvLoadError("--agent", spec, f"vectorization_mode = 'async' {problem}", "Give sync, or leave num_envs out.")
     try:
-        _make_one(cls)
+        _make_one(spec, cls)
+    except EnvLoadError:
+        raise
     except Exception as error:  # gymnasium's own errors, and whatever the environment's constructor raises
         remedy = "Give gym:ID?option=value, for example gym:FrozenLake-v1?is_slippery=False."
         raise EnvLoadError("--agent", spec, f"gymnasium.make raised {type(error).__name__}: {error}", remedy) from error
 
 
-def _make_one(cls: type[GymEnv]) -> None:
+def _make_one(spec: str, cls: type[GymEnv]) -> None:
     """Make an environment and close it; one whose pictures are to be shown draws its beginning."""
     env = cls()
     env.env = env.make()
@@ -376,6 +378,8 @@ def _make_one(cls: type[GymEnv]) -> None:
         if cls.observe == PIXELS:
             env.env.reset(seed=0)
             env.frame()
+        elif cls.format_observation is GymEnv.format_observation and (problem := too_large(env.env.observation_space)):
+            raise EnvLoadError("--agent", spec, problem, f"{SHORTER}.")
     finally:
         env.env.close()
 

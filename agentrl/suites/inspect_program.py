@@ -7,6 +7,7 @@ sample as its last line. SPEC is a JSON object with ``folder`` (of the task's fi
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -19,6 +20,9 @@ def list_samples(spec: dict[str, Any], out: str) -> None:
     """Write id, input and target of each sample."""
     from inspect_ai._eval.loader import load_tasks
 
+    package, slash, _ = spec["task"].partition("/")
+    if slash and not spec["folder"] and importlib.util.find_spec(package) is None:
+        raise SystemExit(f"the package {package}, in which the task {spec['task']} is, is not installed")
     tasks = load_tasks([spec["task"]], spec["args"])
     if len(tasks) != 1:
         raise SystemExit(f"{spec['task']} stands for {len(tasks)} tasks; name one with {spec['task']}@NAME")

@@ -37,8 +37,17 @@ def load_inspect(spec: str) -> type[InspectAgent]:
         spec = spec.replace(file, str(path.absolute()), 1)
     if not name:
         raise EnvLoadError(FLAG, spec, "names no task", "Write inspect:file.py@TASK, or the name of an installed task.")
+    package, slash, _ = name.partition("/")
+    packages = f"inspect-ai {package.replace('_', '-')}" if slash and not folder else "inspect-ai"
     task = {"folder": folder, "task": name, "args": options, "sandbox": own["sandbox"], "score": own["score"]}
-    body = {"task": json.dumps(task), "spec": spec, "agent_spec": spec, "__module__": __name__, "__doc__": f"Inspect's task {name}."}
+    body = {
+        "task": json.dumps(task),
+        "package": packages,
+        "spec": spec,
+        "agent_spec": spec,
+        "__module__": __name__,
+        "__doc__": f"Inspect's task {name}.",
+    }
     return type(
         class_name(wanted or Path(name).stem, "Inspect"), (InspectAgent,), body | ({"python": own["python"]} if own["python"] else {})
     )

@@ -196,11 +196,12 @@ def _rewarded(module: ModuleType, reward: Any, name: str) -> AgentClass:
 
 
 def _rewards(module: ModuleType) -> list[str]:
-    """The names of a file's rewards: those of `REWARDS`, else of its functions of `completions`, which TRL lets have any name."""
+    """The names of a file's rewards: those of `REWARDS`, else of its functions in the forms of TRL and verl, which may have any name."""
     if any(hasattr(module, name) for name in REWARDS):
         return [name for name in REWARDS if is_reward(getattr(module, name, None))]
     own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"}
-    return [name for name, value in own.items() if inspect.isfunction(value) and "completions" in inspect.signature(value).parameters]
+    functions = {name: inspect.signature(value).parameters for name, value in own.items() if inspect.isfunction(value)}
+    return [name for name, given in functions.items() if "completions" in given or {"solution_str", "ground_truth"} <= given.keys()]
 
 
 def _only(spec: str, module: ModuleType) -> str:
@@ -259,6 +260,9 @@ def _has_step(cls: AgentClass) -> bool:
 
 
 def _similar_method(cls: AgentClass, method: str) -> str:
+    other = {"step": ("get_reward", "trl"), "reset": ("init", "skyrl")}.get(method, ("", ""))
+    if callable(getattr(cls, other[0], None)):
+        return f"If it is an environment for {other[1]}, write --agent {other[1]}:file.py@{cls.__name__}."
     methods = [name for name, value in vars(cls).items() if callable(value) and not name.startswith("__")]
     return suggest(method, methods) or f"Add a method {method}(self, state)."
 

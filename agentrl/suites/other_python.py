@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +33,8 @@ class OtherPythonAgent(CommandAgent):
         program: File that ``python`` runs with ``list TASK OUT`` or ``run TASK ID SANDBOX``.
         python: Interpreter.
         task: JSON object that tells the program which samples.
+        start_s: Seconds that the listing of the samples took in this process, most of which are the imports that each episode begins with;
+            ``agentrl check`` leaves an episode so much more time.
         spec: What ``--agent`` said, for messages.
     """
 
@@ -41,6 +44,7 @@ class OtherPythonAgent(CommandAgent):
     python: ClassVar[str] = sys.executable
     task: ClassVar[str] = ""
     spec: ClassVar[str] = ""
+    start_s: ClassVar[float] = 0.0
     keeps_home = True  # caches of data sets are there
     makes_sandboxes = True
 
@@ -50,6 +54,7 @@ class OtherPythonAgent(CommandAgent):
         with scratch_directory() as folder:
             out = folder / "samples.json"
             words = [cls.python, cls.program, "list", cls.task, str(out)]
+            begun_s = time.monotonic()
             try:
                 done = subprocess.run(words, capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=False)
             except subprocess.TimeoutExpired as error:
@@ -65,6 +70,7 @@ class OtherPythonAgent(CommandAgent):
                 problem = out.read_text(encoding="utf-8") if out.is_file() else last
                 remedy = f"It needs {cls.package}: pip install {cls.package}, or ?python=INTERPRETER of an environment that has it."
                 raise EnvLoadError(FLAG, cls.spec, f"its samples could not be listed: {problem}", remedy)
+            cls.start_s = time.monotonic() - begun_s
             samples = json.loads(out.read_text(encoding="utf-8"))
         return [
             Task(sample["input"], label=sample["target"], id=str(sample["id"]), metadata={SAMPLE: json.dumps(sample["id"])})

@@ -26,6 +26,8 @@ BUILT_IN: Mapping[str, str] = {
     "openenv": "agentrl.suites.openenv:OPENENV",
     "harbor": "agentrl.suites.harbor.agent:HARBOR",
     "inspect": "agentrl.suites.inspect_tasks:INSPECT",
+    "trl": "agentrl.suites.trl_environment:TRL",
+    "skyrl": "agentrl.suites.skyrl:SKYRL",
     "verifiers": "agentrl.suites.verifiers_v1:VERIFIERS",
 }
 """Places of our schemes by name; the module of a scheme is imported when a specification begins with it."""

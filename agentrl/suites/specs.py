@@ -12,12 +12,14 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 import numpy as np
 
+from agentrl.core import plugins
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance
@@ -33,6 +35,27 @@ def split_spec(spec: str) -> tuple[str, dict[str, Any]]:
     """Return the part between scheme and question mark, and the options, read as Python literals, else as text."""
     name, _, query = spec.partition(":")[2].partition("?")
     return name, {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+
+
+def named_object(spec: str, form: str) -> tuple[Any, str, dict[str, Any]]:
+    """Return the object of ``SCHEME:file.py@NAME?option=value`` or ``SCHEME:module@NAME``, the text with the whole path, and the options.
+
+    Raises:
+        EnvLoadError: If there is none; `form` is the remedy.
+    """
+    name, options = split_spec(spec)
+    place, _, wanted = name.partition("@")
+    if place.endswith(".py"):
+        file = Path(place).expanduser().absolute()
+        module = plugins.import_file(FLAG, spec, file, prefix="agentrl_user", forms=form, error=EnvLoadError)
+        spec = spec.replace(place, str(file), 1)  # other processes of the run may have another current directory
+    else:
+        with plugins.search_first(str(Path.cwd())), plugins.named_errors(FLAG, spec, EnvLoadError):
+            module = importlib.import_module(place)
+    if not wanted or not hasattr(module, wanted):
+        public = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise EnvLoadError(FLAG, spec, f"there is no {wanted!r} in it", plugins.suggest(wanted, public) or form)
+    return getattr(module, wanted), spec, options
 
 
 def take_count(spec: str, options: dict[str, Any], name: str) -> int | None:
@@ -85,15 +108,18 @@ def seeded_tasks(name: str, count: int | None, **metadata: Any) -> Iterable[Task
     return [Task(f"{name}, seed {seed}", id=str(seed), seed=seed, metadata=metadata) for seed in range(count)]
 
 
-def import_suite(spec: str, module: str, extra: str) -> ModuleType:
-    """Import an optional package without letting it set up logging for everybody; `EnvLoadError` if it is not installed."""
+def import_suite(spec: str, module: str, extra: str, package: str = "") -> ModuleType:
+    """Import an optional package without letting it set up logging for everybody; `EnvLoadError` if it is not installed.
+
+    The remedy names an `extra` of agentrl, or the `package`.
+    """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         return importlib.import_module(module)
     except ImportError as error:
         problem = f"importing {module} raised {type(error).__name__}: {error}"
-        raise EnvLoadError(FLAG, spec, problem, f"Run: pip install 'agentrl[{extra}]'.") from error
+        raise EnvLoadError(FLAG, spec, problem, f"Run: pip install {package or repr(f'agentrl[{extra}]')}.") from error
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -12,12 +12,14 @@ from agentrl.config.tune import TuneDataConfig, TuneEvalConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.settings import listed
 from agentrl.core.types import derive_seed
-from agentrl.env.prompts import PromptFormat, read_rows
+from agentrl.env.data_files import read_rows
+from agentrl.env.prompts import PromptFormat
 from agentrl.env.tasks import TaskOrder, shares
+from agentrl.rollout.forms import REASONING
 from agentrl.track.text import count, counted
+from agentrl.tune.columns import Columns, RowError, refuse_media
 from agentrl.tune.forms import PARSERS, Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.named import Item, NamedForm, named_form, recast, unfolded
-from agentrl.tune.row_images import RowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Source:
 
 MIN_HELD_OUT = 20
 """Rows that are held out at least, where nothing is said and there are enough."""
+SKIP = "Mend the row, or skip such rows with --bad-rows skip."
+KEYS = {"role", "content", "weight", "name", "tools", "tool_calls", "tool_call_id", *REASONING}
+"""Keys of a message with a meaning of their own."""
 SHOWN = 3
 """Skipped rows that are shown."""
 NAMES = {
@@ -112,33 +117,47 @@ def _read(source: str, reading: PromptFormat, data: TuneDataConfig, kind: str) -
     form = named_form(first[1], data, kind) if first else None
     items = itertools.chain([first] if first else [], items)
     found: list[Example] = []
+    unread: dict[str, None] = {}
     count = 0
     for count, (where, row) in enumerate(form.join(items) if form and form.join else items, start=1):  # noqa: B007
         try:
             found += _examples(row, form, data, kind, source, where)
+            unread.update(dict.fromkeys(row.unread()))
         except RowError as error:
             problem = f"{where}: {error}" + (f", made of the form {form.name}" if form and error.key not in row else "")
             if data.bad_rows == "stop":
-                raise DataError(reading.flag, source, problem, error.remedy) from error
+                raise DataError(reading.flag, source, problem, error.remedy or SKIP) from error
             bad.append(problem)
     if len(bad) > data.max_bad_rows * (count + len(bad)):
         problem = f"has {len(bad)} rows that cannot be used, more than --max-bad-rows allows. {bad[0]}"
         raise DataError(reading.flag, source, problem, "Mend them, or raise --max-bad-rows.")
     if not found:
         raise DataError(reading.flag, source, "holds no row", "Give at least one.")
-    return Source(found, _notes(source, count, form, found, bad))
+    return Source(found, _notes(source, count, form, found, bad, list(unread)))
 
 
-def _examples(row: Any, form: NamedForm | None, data: TuneDataConfig, kind: str, source: str, where: str) -> list[Example]:
+def _examples(row: Columns, form: NamedForm | None, data: TuneDataConfig, kind: str, source: str, where: str) -> list[Example]:
+    """Return the examples of a row, which notes the columns that were read."""
     parse: Callable[[Any, Any], list[Example]] = PARSERS[kind]  # type: ignore[assignment]
+    refuse_media(row)
     rows = [row] if form is None else recast(form, row)
-    return [replace(example, source=source, where=where) for each in rows for example in parse(each, data)]
+    found = [replace(example, source=source, where=where) for each in rows for example in parse(each, data)]
+    plain = dict(row)
+    for each in rows:  # a column that was carried over counts as read where its copy was
+        row.read.update(name for name, value in dict(each).items() if name in each.read and plain.get(name) is value)
+    return found
 
 
-def _notes(source: str, count: int, form: NamedForm | None, found: Sequence[Example], bad: Sequence[str]) -> tuple[str, ...]:
+def _notes(
+    source: str, count: int, form: NamedForm | None, found: Sequence[Example], bad: Sequence[str], unread: Sequence[str]
+) -> tuple[str, ...]:
     """Return what a person is told of a source: the form of its rows, those that are skipped, and what is odd about the others."""
     name = f"the form {form.name} ({form.shown})" if form else f"the form {NAMES[type(found[0])]}"
     notes = [f"{source}: {counted(count, 'row')} of {name}, {counted(len(found), 'example')}"]
+    if unread:
+        notes.append(f"{source}: columns that are not read: {', '.join(unread)}")
+    if keys := _unknown_keys(found):
+        notes.append(f"{source}: keys of messages that only a chat template may read: {', '.join(keys)}")
     if bad:
         notes += [f"{source}: {counted(len(bad), 'row')} skipped:", *(f"  {line}" for line in bad[:SHOWN])]
     # Examples hold dictionaries, which cannot be hashed, so their texts are compared.
@@ -149,6 +168,16 @@ def _notes(source: str, count: int, form: NamedForm | None, found: Sequence[Exam
         word = "desirable" if True in labels else "undesirable"
         notes.append(f"{source}: all answers are {word}: there is nothing to tell them from")
     return tuple(notes)
+
+
+def _unknown_keys(found: Sequence[Example]) -> list[str]:
+    """Return the keys of messages that have no meaning here, in the order in which they come."""
+    keys: dict[str, None] = {}
+    for example in found:
+        parts = [getattr(example, name, ()) for name in ("messages", "prompt", "answer", "chosen", "rejected")]
+        for messages in ([part] if isinstance(part, dict) else part for part in parts if not isinstance(part, str)):
+            keys.update(dict.fromkeys(key for message in messages for key in message if key not in KEYS))
+    return list(keys)
 
 
 def held_out_of(size: int) -> int:

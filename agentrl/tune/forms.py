@@ -19,10 +19,13 @@ from agentrl.config.tune import (
     StepsDataConfig,
     TuneDataConfig,
 )
-from agentrl.core.types import Message, Prompt
+from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.rollout.forms import REASONING
 from agentrl.rollout.template import plain_text
-from agentrl.tune.row_images import Row, RowError, is_list, parts_of, with_images, with_role
+from agentrl.tune.columns import Row, RowError, history, is_given, is_list, is_trained, opened, read_marks
+from agentrl.tune.row_images import parts_of, with_images, with_role
+
+LEAVE_OUT = "Leave such rows out, or skip them with --bad-rows skip."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,25 +101,30 @@ def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
     """
     form = data.form if data.form != "auto" else _form_of(row, data)
     if form == "chat":
-        key = data.messages_key if data.messages_key in row or "conversations" not in row else "conversations"
-        value, images = with_images(_column(row, key), row, key)
-        messages = _with_tools(_messages(value, key, images=bool(images)), row)
-        _check_turns(messages, data.messages_key)
+        key = data.messages_key if is_given(row.get(data.messages_key)) or "conversations" not in row else "conversations"
+        value, images = with_images(opened(_column(row, key), row, data), row, key)
+        messages = _messages(value, key, images=bool(images))
+        _check_turns(messages, key)
         return [Chat(tuple(_with_quality(messages, row, data)), images)]
     if form == "completion":
         prompt, images = _prompt(row, data)
         prompt = _with_quality(prompt, row, data)
-        return [Answer(prompt, _answer(_column(row, data.completion_key), data.completion_key), images)]
+        answer = _answer(_column(row, data.completion_key), data.completion_key)
+        if history(row, data):  # its answers are learned too, as LLaMA-Factory and ms-swift document for this column
+            return [Chat((*as_messages(prompt), answer), images)]
+        return [Answer(prompt, answer, images)]
     return [Text(_text(row, data.text_key))]
 
 
 def _form_of(row: Row, data: DialogueDataConfig) -> str:
-    if data.messages_key in row or "conversations" in row:
+    if is_given(row.get(data.messages_key)) or is_given(row.get("conversations")):
         return "chat"
     if data.completion_key in row:
         return "completion"
     if data.text_key in row:
         return "text"
+    if data.messages_key in row or "conversations" in row:
+        return "chat"
     keys = f"--messages-key {data.messages_key}, --completion-key {data.completion_key} nor --text-key {data.text_key}"
     raise RowError(data.messages_key, f"is missing: the row has neither {keys}", f"Its columns are {', '.join(row)}.")
 
@@ -214,10 +222,10 @@ def _prompt(row: Row, data: TuneDataConfig) -> tuple[Prompt, tuple[str, ...]]:
         if not value:
             raise RowError(key, "is an empty text")
         value = data.input_template.format(value) if data.input_template else value
-    value, images = with_images(value, row, key)
+    value, images = with_images(opened(value, row, data), row, key)
     if isinstance(value, str):
         return value, ()
-    messages = _with_tools(_messages(value, key, images=bool(images)), row)
+    messages = _messages(value, key, images=bool(images))
     if messages[-1]["role"] == "assistant":
         raise RowError(key, "ends with a message of the assistant, where the answer is to begin")
     return messages, images
@@ -247,8 +255,11 @@ def _message(item: Mapping[str, Any], index: int, key: str, *, images: bool) -> 
     content: Any = message.get("content", "" if calls else None)
     if not (images and item["role"] != "assistant" and any(part == {"type": "image"} for part in parts_of(item))):
         content = _content(content, place, key)
-    if content is None or not (content or calls):
+    if content is None:
         raise RowError(key, f"holds a message of {item['role']} whose content is no text, {place}: {_shown(item.get('content'))}")
+    if not (content or calls):
+        raise RowError(key, f"holds an empty message of {item['role']} {place}", LEAVE_OUT)
+    read_marks(message, place, key)
     for name in REASONING:
         if not isinstance(message.get(name, ""), str):
             raise RowError(key, f"holds a message whose {name} is no text, {place}: {_shown(message[name])}")
@@ -293,27 +304,36 @@ def _check_turns(messages: Sequence[Message], key: str) -> None:
         raise RowError(key, f"ends with a message of {roles[-1]}, which nothing answers", "End with a message of the assistant.")
     if any(first == second == "assistant" for first, second in itertools.pairwise(roles)):
         raise RowError(key, "holds two messages of the assistant in a row", "Join them.")
+    if not any(map(is_trained, messages)):
+        raise RowError(key, "holds no answer to train: all are marked not to be", LEAVE_OUT)
 
 
 def _answer(value: Any, key: str) -> Message:
     if isinstance(value, str):
         if not value:
-            raise RowError(key, "is an empty text")
+            raise RowError(key, "is an empty text", LEAVE_OUT)
         return Message(role="assistant", content=value)
     messages = _messages(value, key)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         roles = ", ".join(message["role"] for message in messages)
         raise RowError(key, f"holds messages of {roles}", "Give one message of the assistant after the prompt.")
+    if not is_trained(messages[0]):
+        raise RowError(key, "holds an answer that is marked not to be trained", LEAVE_OUT)
     return messages[0]
 
 
 def _without(prompt: Prompt, value: Any) -> Any:
-    """Return a chat without the prompt that it repeats, as some data sets have it."""
-    if isinstance(prompt, str) or not is_list(value) or len(value) <= len(prompt):
+    """Return a chat without the prompt that it repeats, as some data sets have it; what has a column of its own may not be repeated."""
+    if isinstance(prompt, str) or not is_list(value):
         return value
-    pairs = zip(value, prompt, strict=False)
-    begins = all(isinstance(a, Mapping) and _text_of(a.get("content")) == _text_of(b["content"]) for a, b in pairs)
-    return list(value[len(prompt) :]) if begins else value
+    for start in range(len(prompt)):
+        asked = prompt[start:]
+        pairs = zip(value, asked, strict=False)
+        if len(value) > len(asked) and all(
+            isinstance(a, Mapping) and _text_of(a.get("content")) == _text_of(b["content"]) for a, b in pairs
+        ):
+            return list(value[len(asked) :])
+    return value
 
 
 def _text_of(content: Any) -> str:
@@ -324,7 +344,8 @@ def _common_beginning(chosen: Any, rejected: Any, row: Row, data: PairsDataConfi
     """Return the prompt that two chats share, its images, and what follows it in each."""
     if not is_list(chosen) or not is_list(rejected):
         raise RowError(data.prompt_key, "is missing, and the answers are no chats that could hold the prompt", "Name it with --prompt-key.")
-    (chosen, images), (rejected, others) = with_images(chosen, row, data.chosen_key), with_images(rejected, row, data.rejected_key)
+    chosen, images = with_images(opened(chosen, row, data), row, data.chosen_key)
+    rejected, others = with_images(opened(rejected, row, data), row, data.rejected_key)
     if images != others:
         raise RowError(data.rejected_key, f"has other images than column {data.chosen_key!r}", "Give both answers to the same pictures.")
     first = _messages(chosen, data.chosen_key, images=bool(images))
@@ -337,20 +358,6 @@ def _common_beginning(chosen: Any, rejected: Any, row: Row, data: PairsDataConfi
             data.rejected_key, f"does not begin as column {data.chosen_key!r}, and there is no prompt", "Name it with --prompt-key."
         )
     return first[:length], images, first[length:], second[length:]
-
-
-def _with_tools(messages: list[Message], row: Row) -> list[Message]:
-    """Give the first message the functions in column ``tools``, a list of JSON schemas or its text."""
-    tools = row.get("tools")
-    if not tools:
-        return messages
-    try:
-        found = json.loads(tools) if isinstance(tools, str) else tools
-    except ValueError as error:
-        raise RowError("tools", f"is not JSON: {error}") from error
-    if not is_list(found) or not all(isinstance(tool, Mapping) for tool in found):
-        raise RowError("tools", f"is no list of JSON schemas: {_shown(found)}")
-    return [{**messages[0], "tools": list(found)}, *messages[1:]]
 
 
 def _with_quality(prompt: Any, row: Row, data: DialogueDataConfig) -> Any:

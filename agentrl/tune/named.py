@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from agentrl.config.tune import TuneDataConfig
-from agentrl.tune.row_images import Row, RowError, is_list
+from agentrl.tune.columns import SHARED, Columns, Row, RowError, is_list
 
-Item: TypeAlias = tuple[str, Row]
+Item: TypeAlias = tuple[str, Columns]
 """Position of a row, for messages, and its columns."""
 
 STEP_MARK = "ки"
@@ -47,12 +47,14 @@ class NamedForm:
 def named_form(row: Row, data: TuneDataConfig, kind: str) -> NamedForm | None:
     """Return the published form of a row; `None` if it has columns of ours, or the settings name columns or a form."""
     own = all(getattr(data, item.name) == item.default for item in fields(data) if item.name.endswith("_key") or item.name == "form")
-    return next((form for form in FORMS if kind in form.kinds and form.matches(row)), None) if own else None
+    plain = dict(row)  # the forms are tried on it, whose look-ups are not noted
+    return next((form for form in FORMS if kind in form.kinds and form.matches(plain)), None) if own else None
 
 
-def unfolded(row: Row, kind: str) -> Row:
+def unfolded(row: Row, kind: str) -> Columns:
     """Return a row with the lists that cells of a table hold as JSON text: chats, and the lists of a form with steps."""
-    return {name: _unfolded(value, kind) if isinstance(value, str) and value.startswith("[") else value for name, value in row.items()}
+    cells = {name: _unfolded(value, kind) if isinstance(value, str) and value.startswith("[") else value for name, value in row.items()}
+    return Columns(cells)
 
 
 def _unfolded(cell: str, kind: str) -> Any:
@@ -64,14 +66,16 @@ def _unfolded(cell: str, kind: str) -> Any:
     return value if is_chat or (kind == "steps" and isinstance(value, list)) else cell
 
 
-def recast(form: NamedForm, row: Row) -> list[Row]:
-    """Return the rows in our own columns that a row of a published form gives.
+def recast(form: NamedForm, row: Columns) -> list[Columns]:
+    """Return the rows in our own columns that a row of a published form gives, with the columns that are read in every form.
 
     Raises:
         RowError: If it is not of that form after all.
     """
     try:
-        return form.recast(row)
+        made = form.recast(row)
+        shared = {name: value for name, value in row.unread().items() if name in SHARED}
+        return [Columns({**shared, **each}) for each in made]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, RowError):
             raise
@@ -89,19 +93,11 @@ def _text(row: Row, name: str) -> str:
     return value
 
 
-# Alpaca and its descendants: https://github.com/tatsu-lab/stanford_alpaca, with `system` and `history` as LLaMA-Factory documents them.
+# Alpaca and its descendants: https://github.com/tatsu-lab/stanford_alpaca
 
 
-def _alpaca_prompt(row: Row) -> Any:
-    asked = "\n".join(part for part in (_text(row, "instruction"), row.get("input")) if part)
-    system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-    turns = row.get("history") or ()
-    if not system and not turns:
-        return asked
-    if not is_list(turns) or not all(is_list(turn) and len(turn) == 2 for turn in turns):
-        raise RowError("history", "is no list of pairs of a question and its answer")
-    said = [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
-    return [*system, *said, {"role": "user", "content": asked}]
+def _alpaca_prompt(row: Row) -> str:
+    return "\n".join(part for part in (_text(row, "instruction"), row.get("input")) if part)
 
 
 def _alpaca(row: Row) -> list[Row]:
@@ -120,37 +116,47 @@ def _tag(row: Row) -> Any:
     return row["kto_tag"] if "kto_tag" in row else row["label"]
 
 
-# ShareGPT: `conversations` of `from` and `value`, with columns `system` and `tools`, and pairs and labels as LLaMA-Factory documents them.
-
-
-def _sharegpt_chat(row: Row) -> list[Any]:
-    system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-    if not is_list(row["conversations"]):
-        raise RowError("conversations", "is no list of messages")
-    return [*system, *row["conversations"]]
+# ShareGPT: `conversations` of `from` and `value`, with pairs and labels as LLaMA-Factory documents them.
 
 
 def _sharegpt(row: Row) -> list[Row]:
-    return [{**_others(row), "messages": _sharegpt_chat(row)}]
+    return [{"messages": row["conversations"]}]
 
 
 def _sharegpt_pair(row: Row) -> list[Row]:
     answers = {name: [row[name]] if isinstance(row[name], Mapping) else row[name] for name in ("chosen", "rejected")}
-    return [{**_others(row), "prompt": _sharegpt_chat(row), **answers}]
+    return [{"prompt": row["conversations"], **answers}]
 
 
 def _sharegpt_label(row: Row) -> list[Row]:
-    return _labelled_chat(_sharegpt_chat(row), _tag(row), _others(row))
+    return _labelled_chat(row["conversations"], _tag(row))
 
 
-def _others(row: Row) -> dict[str, Any]:
-    return {name: row[name] for name in ("tools", "images", "image") if row.get(name) is not None}
+# ms-swift: `conversation` of `human` and `assistant`, rejected answers beside a whole chat; LLaMA-Factory's chats under names of their own.
+
+TURN = {"human": "user", "assistant": "assistant"}
 
 
-def _labelled_chat(messages: Any, label: Any, others: Mapping[str, Any]) -> list[Row]:
+def _conversation(row: Row) -> list[Row]:
+    turns = row["conversation"]
+    if not is_list(turns) or not all(isinstance(turn, Mapping) and turn.keys() == TURN.keys() for turn in turns):
+        raise RowError("conversation", f"is no list of objects with {' and '.join(TURN)}: {turns!r:.80}")
+    return [{"messages": [{"role": role, "content": turn[name]} for turn in turns for name, role in TURN.items()]}]
+
+
+def _chat_pair(chosen: str, rejected: str) -> Callable[[Row], list[Row]]:
+    return lambda row: [{"chosen": row[chosen], "rejected": row[rejected]}]
+
+
+def _rejected_response(row: Row) -> list[Row]:
+    *prompt, chosen = row["messages"]
+    return [{"prompt": prompt, "chosen": [chosen], "rejected": _text(row, "rejected_response")}]
+
+
+def _labelled_chat(messages: Any, label: Any) -> list[Row]:
     if not is_list(messages) or len(messages) < 2:
         raise RowError("messages", "is no chat that ends with an answer")
-    return [{**others, "prompt": list(messages[:-1]), "completion": [messages[-1]], "label": label}]
+    return [{"prompt": list(messages[:-1]), "completion": [messages[-1]], "label": label}]
 
 
 # UltraFeedback: four answers with scores (openbmb), and chosen and rejected chats beside a prompt in text (HuggingFaceH4).
@@ -203,7 +209,8 @@ def _joined_by_prompt(items: Iterable[Item]) -> Iterator[Item]:
     for prompt, group in itertools.groupby(items, key=lambda item: item[1].get("prompt")):
         answers = list(group)
         rated = [(float(row["helpfulness"]), row["response"]) for _, row in answers if "helpfulness" in row and "response" in row]
-        yield answers[0][0], {"prompt": prompt, "rated": rated, "helpfulness": 0, "response": ""}
+        others = {name: value for name, value in answers[0][1].items() if name not in ("helpfulness", "response")}
+        yield answers[0][0], Columns({**others, "prompt": prompt, "rated": rated})
 
 
 def _helpsteer(row: Row) -> list[Row]:
@@ -229,10 +236,8 @@ def _answered(question: str, answer: str) -> Callable[[Row], list[Row]]:
     return lambda row: [{"prompt": _asked(row, question), "completion": _text(row, answer)}]
 
 
-def _asked(row: Row, name: str) -> Any:
-    asked = "\n".join(part for part in (_text(row, name), row.get("context")) if part)
-    system = row.get("system_prompt") or row.get("system")
-    return [{"role": "system", "content": system}, {"role": "user", "content": asked}] if system else asked
+def _asked(row: Row, name: str) -> str:
+    return "\n".join(part for part in (_text(row, name), row.get("context")) if part)
 
 
 def _asked_pair(row: Row) -> list[Row]:
@@ -333,7 +338,17 @@ FORMS = (
     NamedForm("sharegpt", ("pairs",), "conversations, chosen, rejected", _has("conversations", "chosen", "rejected"), _sharegpt_pair),
     NamedForm("sharegpt", ("labelled",), "conversations, kto_tag", _has("conversations", "kto_tag"), _sharegpt_label),
     NamedForm("labelled chat", ("labelled",), "messages, label", _has("messages", "label", without=("prompt",)),
-              lambda row: _labelled_chat(row["messages"], row["label"], _others(row))),
+              lambda row: _labelled_chat(row["messages"], row["label"])),
+    NamedForm("conversation", ("dialogue",), "conversation of human and assistant", _has("conversation", without=CHAT), _conversation),
+    NamedForm("chosen and rejected messages", ("pairs", "labelled"), "chosen_messages, rejected_messages",
+              _has("chosen_messages", "rejected_messages"), _chat_pair("chosen_messages", "rejected_messages")),
+    NamedForm("chat and rejected messages", ("pairs", "labelled"), "messages, rejected_messages",
+              _has("messages", "rejected_messages", without=("label",)), _chat_pair("messages", "rejected_messages")),
+    NamedForm("chat and rejected response", ("pairs", "labelled"), "messages, rejected_response",
+              _has("messages", "rejected_response", without=("label",)), _rejected_response),
+    NamedForm("query and responses", ("pairs", "labelled"), "query, response, rejected_response",
+              _has("query", "response", "rejected_response"), lambda row:
+              [{"prompt": _text(row, "query"), "chosen": _text(row, "response"), "rejected": _text(row, "rejected_response")}]),
     NamedForm("ultrafeedback", ("dialogue",), "instruction, completions", _has("instruction", "completions", without=CHAT), _ultrafeedback),
     NamedForm("ultrafeedback", ("pairs",), "instruction, completions", _has("instruction", "completions"), _ultrafeedback_pair),
     NamedForm("ultrafeedback of H4", ("pairs", "labelled"), "prompt, and chosen and rejected chats", _is_chats_beside_prompt, _chats),

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from agentrl.core.types import Message
 from agentrl.env.images import IMAGE_PARTS, image_texts, lifted, with_marked_places
-
-Row: TypeAlias = Mapping[str, Any]
-
-
-class RowError(ValueError):
-    """A row that cannot be used: the column, and what is wrong with it."""
-
-    def __init__(self, key: str, problem: str, remedy: str = "") -> None:
-        self.key, self.problem, self.remedy = key, problem, remedy
-        super().__init__(f"column {key!r} {problem}")
+from agentrl.tune.columns import Row, RowError, is_list, pictures
 
 
 def with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
@@ -33,13 +24,13 @@ def with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
     Raises:
         RowError: If there are more or fewer images than places, or one is no image.
     """
-    given = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
+    given = pictures(row)
+    value = [with_role(item, place, key) for place, item in enumerate(value)] if is_list(value) else value
     parts = [part for item in value if isinstance(item, Mapping) for part in parts_of(item)] if is_list(value) else []
     if not given and not any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts):
         return value, ()
     try:
-        asked = [Message(role="user", content=value)] if isinstance(value, str) else value
-        chat = [with_role(item, place, key) for place, item in enumerate(asked)]
+        chat = [Message(role="user", content=value)] if isinstance(value, str) else value
         prompt, found = lifted(with_marked_places(chat, len(given)), given)
         return prompt, image_texts(found)
     except (KeyError, TypeError, ValueError) as error:
@@ -57,22 +48,26 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation":
 
 
 def with_role(item: Any, index: int, key: str) -> Any:
-    """Return a message of the ShareGPT form (``from`` and ``value``) with role and content; anything else as it is.
+    """Return a message of the ShareGPT form (``from`` and ``value``) with role and content, and parts with a ``value`` as usual ones.
 
     Raises:
         RowError: If it is a call that is not JSON.
     """
-    if not (isinstance(item, Mapping) and "from" in item and "value" in item):
+    if not isinstance(item, Mapping):
         return item
+    if not ("from" in item and "value" in item):
+        content: Any = item.get("content")
+        return {**item, "content": [*map(_usual, content)]} if is_list(content) else item
+    others = {name: part for name, part in item.items() if name not in ("from", "value")}
     role, value = item["from"], item["value"]
     if role != "function_call":
-        return {"role": ROLES.get(role, role), "content": value}
+        return {**others, "role": ROLES.get(role, role), "content": [*map(_usual, value)] if is_list(value) else value}
     try:
-        return {"role": "assistant", "tool_calls": json.loads(value) if isinstance(value, str) else value}
+        return {**others, "role": "assistant", "tool_calls": json.loads(value) if isinstance(value, str) else value}
     except ValueError as error:
         raise RowError(key, f"holds a function_call that is not JSON, at place {index}: {error}") from error
 
 
-def is_list(value: Any) -> bool:
-    """Return True for a sequence that is no text."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+def _usual(part: Any) -> Any:
+    """Return a part of a message, of LLaMA-Factory's ``type`` and ``value`` too, with its contents under the name of its type."""
+    return {"type": part["type"], part["type"]: part["value"]} if isinstance(part, Mapping) and part.keys() == {"type", "value"} else part

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
+from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, NotScoredError
 from agentrl.core.types import Span, Task
 from agentrl.env.agent import ResetResult, SamplingParams, StepResult, StepState
 from agentrl.env.results import RawText
@@ -25,7 +25,7 @@ MAX_SECONDS = 1e6
 HEADER = struct.Struct("!II")
 """Length of what follows, and number of the call that it is, or that it answers."""
 
-_ERRORS = {cls.__name__: cls for cls in (EnvError, EnvTimeoutError, EnvResultError)}
+_ERRORS = {cls.__name__: cls for cls in (EnvError, EnvTimeoutError, EnvResultError, NotScoredError)}
 
 _Result = TypeVar("_Result", ResetResult, StepResult)
 

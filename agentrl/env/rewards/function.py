@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from agentrl.core.errors import ConfigError, EnvResultError
+from agentrl.core.errors import ConfigError, EnvResultError, NotScoredError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance, ResetState, StepResult, StepState
 from agentrl.env.results import bad_result, clipped_score, known_keys, number
@@ -117,6 +117,8 @@ class FunctionReward(Reward):
         if self._form.kind == "verl":
             return _verl_result(value, self._where)
         if self._form.kind == "trl" and not isinstance(value, Mapping):
+            if isinstance(value, list | tuple) and list(value) == [None]:
+                raise NotScoredError(f"{self._where} returned None: it does not apply to this answer")
             value = {"rewards": value}
         result = read_answer(value, 1, self._where, strict=True)[0]
         if isinstance(result, EnvResultError):
@@ -135,7 +137,7 @@ def _verl_result(value: Any, where: str) -> StepResult:
 
 
 class CombinedReward(Reward):
-    """The weighted sum of several rewards; the first one decides the score. See `combine_rewards`."""
+    """The weighted sum of several rewards; the first one that applies decides the score. See `combine_rewards`."""
 
     def __init__(self, parts: Mapping[str, tuple[Reward, float]]) -> None:
         self._parts = dict(parts)
@@ -168,30 +170,42 @@ class CombinedReward(Reward):
         """As `Reward.judge`."""
         if self.is_async:
             return self._later(state)
-        return self._sum({name: part.judge(state) for name, (part, _) in self._parts.items()})
+        results: dict[str, StepResult | NotScoredError] = {}
+        for name, (part, _) in self._parts.items():
+            try:
+                results[name] = part.judge(state)
+            except NotScoredError as error:
+                results[name] = error
+        return self._sum(results)
 
     async def _later(self, state: StepState) -> StepResult:
         return self._sum({name: await self._one(part, state) for name, (part, _) in self._parts.items()})
 
-    async def _one(self, part: Reward, state: StepState) -> StepResult:
-        if part.is_async or self._threads is None:
-            result: StepResult = await part.judge(state)
-            return result
-        async with self._threads as threads:
-            judged: StepResult = await threads.run(partial(part.judge, state))
-            return judged
+    async def _one(self, part: Reward, state: StepState) -> StepResult | NotScoredError:
+        try:
+            if part.is_async or self._threads is None:
+                result: StepResult = await part.judge(state)
+                return result
+            async with self._threads as threads:
+                judged: StepResult = await threads.call(partial(part.judge, state))
+                return judged
+        except NotScoredError as error:
+            return error
 
-    def _sum(self, results: Mapping[str, StepResult]) -> StepResult:
+    def _sum(self, judged: Mapping[str, StepResult | NotScoredError]) -> StepResult:
+        results = {name: result for name, result in judged.items() if isinstance(result, StepResult)}
+        if not results:
+            raise NotScoredError("; ".join(map(str, judged.values())))
         first = next(iter(results.values()))
         return StepResult(
-            sum(weight * results[name].reward for name, (_, weight) in self._parts.items()),
+            sum(self._parts[name][1] * result.reward for name, result in results.items()),
             terminated=True,
             score=min(max(first.reward, 0.0), 1.0) if first.score is None else first.score,
             info={
                 **{f"{name}/{key}": value for name, result in results.items() for key, value in result.info.items()},
                 **{f"reward/{name}": result.reward for name, result in results.items()},
             },
-            reward_parts={name: weight * results[name].reward for name, (_, weight) in self._parts.items()},
+            reward_parts={name: self._parts[name][1] * result.reward for name, result in results.items()},
         )
 
 

@@ -22,6 +22,7 @@ from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, ToolCallError, ToolFailedError, parse_tool_calls
 from agentrl.env.tools.mcp import McpSessions, McpTool
 from agentrl.env.tools.mcp_servers import McpServer, ServerLike, current_servers, servers_of
+from agentrl.env.whole_text import whole_text
 
 Verdict: TypeAlias = StepReturn | float
 
@@ -171,7 +172,7 @@ class Toolbox:
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                value = await _invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
+                value = await invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
                 return await value if inspect.isawaitable(value) else value
         except TimeoutError:
             # A TimeoutError of the tool's own, which is no late call.
@@ -292,7 +293,8 @@ class ToolEnv(AgentInstance):
         )
 
 
-async def _invoke(call: Callable[[], Any], is_async: bool) -> Any:
+async def invoke(call: Callable[[], Any], is_async: bool) -> Any:
+    """Return what user code gives: a coroutine function's on the loop, another one's on a thread for tools."""
     if is_async:
         return await call()
     async with _threads() as threads:
@@ -316,9 +318,9 @@ def _as_text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     try:
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return json.dumps(value, ensure_ascii=False, default=whole_text)
     except (ValueError, TypeError, RecursionError):
-        return str(value)
+        return whole_text(value)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,33 @@ def test_exactly_this_is_found(name: str) -> None:
     screen = io.StringIO()
     print_report(report, console=Console(file=screen))
     assert f"Requests: {report.requests['requests']} in {report.requests['episodes']} episodes" in screen.getvalue()
+
+
+SLOW_TO_BEGIN = """
+import asyncio
+from agentrl import BlackBoxAgent, Task
+
+class Suite(BlackBoxAgent):
+    start_s = {start_s}  # as the suites in other interpreters measure it when they list their tasks
+
+    @classmethod
+    def tasks(cls):
+        return [Task("2+2?", label="4")]
+
+    async def run(self, task, llm):
+        await asyncio.sleep(0.8)
+        async with llm.openai() as client:
+            answer = await client.chat.completions.create(model=llm.model, messages=[{{"role": "user", "content": task.prompt}}])
+        return float(answer.choices[0].message.content == task.label)
+"""
+
+
+@pytest.mark.parametrize(("start_s", "found"), [(0.0, {"timeout"}), (20.0, set())])
+def test_the_imports_of_a_suite_are_not_the_time_of_the_users_code(start_s: float, found: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "suite.py"
+    file.write_text(SLOW_TO_BEGIN.format(start_s=start_s))
+    report = checked(str(file), episodes=1, timeout_s=0.3)
+    assert ids(report) & {"timeout"} == found, [finding.seen for finding in report.findings]
 
 
 def test_requests_and_branches_are_shown() -> None:

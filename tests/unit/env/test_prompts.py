@@ -1,6 +1,10 @@
 """Prompts from files and folders, several data sets, and data that cannot be used."""
 
+import bz2
+import gzip
 import json
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +232,69 @@ def test_marks_of_a_prompt_with_images_are_their_places(tmp_path: Path) -> None:
     assert read(path, marks=False)[0].prompt == "A <image> here"
     with pytest.raises(DataError, match="line 1: the texts have 1 marks <image> and there are 2 images"):
         read(jsonl(tmp_path, '{"prompt": "A <image> here", "images": ["a.png", "b.png"]}\n'))
+
+
+ROWS = '{"prompt": "a"}\n{"prompt": "b"}\n'
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: bytes(pa.Codec("zstd").compress(data, asbytes=True)),
+}
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+def test_packed_files_are_read(packing: str, tmp_path: Path) -> None:
+    lines, table = tmp_path / f"train.jsonl{packing}", tmp_path / f"train.csv{packing}"
+    lines.write_bytes(PACKERS[packing](ROWS.encode()))
+    table.write_bytes(PACKERS[packing]('prompt,label\n"a\nb",1\n'.encode("utf-8-sig")))
+    assert [task.prompt for task in read(lines)] == ["a", "b"]
+    assert [(task.prompt, task.label) for task in read(table)] == [("a\nb", "1")]
+    assert len(read(tmp_path)) == 3
+    assert [part.name for part in read_prompts([str(lines), str(write(tmp_path / "more.jsonl", "c"))], PromptFormat())] == ["train", "more"]
+    lines.write_bytes(lines.read_bytes()[:-9])
+    with pytest.raises(DataError, match="is not UTF-8 text"):
+        read(lines)
+
+
+def test_lines_of_a_text_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("one\n\n two \n", encoding="utf-8")
+    assert [task.prompt for task in read(path, input_key="text")] == ["one", " two "]
+    with pytest.raises(DataError, match=r"'prompt': is no column of .* Its columns are text"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["rows.dat", "rows.parquet.gz", "rows.txt.zip", "rows"])
+def test_a_file_of_another_kind_is_never_taken_for_a_name_of_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("asked the hub"))
+    (tmp_path / name).write_text(ROWS)
+    with pytest.raises(DataError, match=r"is a file of a kind that is not read\. Give a file .*\.jsonl.*\.gz"):
+        read(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="is a file of a kind that is not read"):
+        read(name)
+
+
+def test_objects_over_several_lines_are_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "more": {"x": [1]}}, {"prompt": "b"}]
+    for given in (rows[:1], rows):
+        assert [task.prompt for task in read(jsonl(tmp_path, "\n" + "\n".join(json.dumps(row, indent=2) for row in given)))] == [
+            row["prompt"] for row in given
+        ]
+    bad: list[str] = []
+    assert [task.prompt for task in read(jsonl(tmp_path, '{"prompt": "a\n' + ROWS), bad=bad)] == ["a", "b"]
+    assert bad[0].startswith("line 1 is not JSON")
+
+
+def test_the_label_of_verls_data_sets_is_read_where_they_have_it(tmp_path: Path) -> None:
+    row = {
+        "data_source": "gsm8k",
+        "prompt": "1+1?",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"answer": "#### 2"},
+    }
+    (task,) = read(jsonl(tmp_path, json.dumps(row)))
+    assert (task.label, task.metadata["data_source"], task.metadata["extra_info"]) == ("2", "gsm8k", {"answer": "#### 2"})
+    assert read(jsonl(tmp_path, json.dumps({**row, "label": "two"})))[0].label == "two"
+    assert read(jsonl(tmp_path, json.dumps(row)), label_key="extra_info.answer")[0].label == "#### 2"

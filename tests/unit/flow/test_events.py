@@ -17,6 +17,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, TooManyFailuresError
+from agentrl.core.types import Status
 from agentrl.flow.checkpoint import Progress, latest_checkpoint, read_checkpoint
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.pool import RolloutPool
@@ -38,6 +39,8 @@ SIZES = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=2)
         ([member(1.0), member(0.0)], [("kept", 0, "")]),
         ([member(1.0), member(1.0)], [("filtered", 0, "too good")]),
         ([failed_member(), failed_member()], [("retried", 0, "env_error"), ("dropped", 1, "env_error")]),
+        ([member(None, Status.NOT_SCORED)] * 2, [("filtered", 0, "not_scored")]),
+        ([member(None, Status.NOT_SCORED), failed_member()], [("retried", 0, "env_error"), ("dropped", 1, "env_error")]),
     ],
 )
 def test_a_group_is_told_with_what_became_of_it(outcome: list[Any], verdicts: list[tuple[str, int, str]]) -> None:

@@ -31,6 +31,16 @@ def test_a_missing_package_is_told(tmp_path: Path) -> None:
         load_agent(f"inspect:{tmp_path / 'sums.py'}").load().tasks()
 
 
+def test_the_package_of_an_installed_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inspect_ai" / "_eval").mkdir(parents=True)
+    for name in ("__init__.py", "_eval/__init__.py"):
+        (tmp_path / "inspect_ai" / name).touch()
+    (tmp_path / "inspect_ai" / "_eval" / "loader.py").write_text("def load_tasks(*args): return []")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EnvLoadError, match=r"package inspect_evals, in which .* not installed.*pip install inspect-ai inspect-evals"):
+        load_agent("inspect:inspect_evals/gsm8k").load().tasks()
+
+
 PROGRAM = """
 import json, sys
 what, spec, target = sys.argv[1:4]
@@ -49,6 +59,7 @@ async def test_an_outcome_that_cannot_be_read_is_a_failure(tmp_path: Path, monke
     monkeypatch.setattr("agentrl.suites.inspect_tasks.InspectAgent.program", str(program))
     cls: Any = load_agent("inspect:installed/task").load()
     (task,) = cls.tasks()
+    assert 0 < cls.start_s < 60
     assert (task.id, task.label, task.prompt) == ("a", "3", [{"role": "user", "content": "Say 3."}])
     (trajectory,) = await play_class(cls, task, "3")
     assert trajectory.reward is None

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from agentrl.config.tune import DialogueDataConfig, LabelledDataConfig, PairsDataConfig, RewardDataConfig, SftDataConfig, StepsDataConfig
+from agentrl.tune.columns import RowError
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text, dialogue, labelled, pair, steps
-from agentrl.tune.row_images import RowError
 
 USER, GOOD, BAD = ({"role": role, "content": text} for role, text in (("user", "2+2?"), ("assistant", "4"), ("assistant", "5")))
 

@@ -28,11 +28,11 @@ from agentrl.learner.settings import LearnerSettings, ObjectiveSettings
 from agentrl.learner.state import load_state
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
+from agentrl.tune.columns import RowError
 from agentrl.tune.encode import render
 from agentrl.tune.forms import PARSERS, Labelled, Pair, labelled, pair, steps
 from agentrl.tune.learner_rows import RowMaker
 from agentrl.tune.prepare import image_reader
-from agentrl.tune.row_images import RowError
 from agentrl.tune.row_table import Row, as_rows, fingerprint
 from tests.image_support import picture, reader_of
 from tests.unit.tune.plans import encoder_of
@@ -228,7 +228,7 @@ def test_pictures_that_answers_do_not_share_or_that_stand_in_them_are_refused() 
 
 
 def test_a_model_of_text_and_damaged_pictures_are_refused_by_line(codec: TextCodec, reader: ImageReader) -> None:
-    with pytest.raises(DataError, match="1 images and the model reads text only"):
+    with pytest.raises(DataError, match="1 images, and the model reads no images"):
         encoded(codec, None, "dpo", data("dpo"))
     with pytest.raises(DataError, match="no image that can be read"):
         encoded(codec, reader, "kto", [{**data("kto")[0], "images": [b"nothing"]}])

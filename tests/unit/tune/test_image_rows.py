@@ -15,9 +15,9 @@ from agentrl.learner.layout import Layout
 from agentrl.learner.trees import one_row_bundles
 from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec
+from agentrl.tune.columns import RowError
 from agentrl.tune.forms import dialogue
 from agentrl.tune.learner_rows import RowMaker
-from agentrl.tune.row_images import RowError
 from agentrl.tune.row_table import as_rows, fingerprint
 from agentrl.tune.row_text import IGNORED
 from tests.image_support import picture, reader_of
@@ -112,7 +112,7 @@ def test_images_that_do_not_fit_their_parts_are_refused(images: list[Any], words
 def test_damaged_images_and_models_of_text_are_refused_by_name(codec: TextCodec, reader: ImageReader) -> None:
     with pytest.raises(DataError, match="no image that can be read"):
         encoded(codec, reader, {"messages": CHAT, "images": [b"nothing"]})
-    with pytest.raises(DataError, match="1 images and the model reads text only"):
+    with pytest.raises(DataError, match="1 images, and the model reads no images"):
         encoded(codec, None, {"messages": CHAT, "images": PICTURES[:1]})
 
 

@@ -79,7 +79,7 @@ FORMS: list[tuple[str, str, Any, list[Any]]] = [
         "alpaca",
         "dialogue",
         {**ALPACA, "system": "Be brief.", "history": [["Hello", "Hi."]]},
-        [Answer([Message(role="system", content="Be brief."), user("Hello"), said("Hi."), user("Add.\n1 and 1")], said("2"))],
+        [Chat((Message(role="system", content="Be brief."), user("Hello"), said("Hi."), user("Add.\n1 and 1"), said("2")))],
     ),
     (
         "alpaca",

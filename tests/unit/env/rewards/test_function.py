@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from agentrl import combine_rewards
-from agentrl.core.errors import ConfigError, EnvLoadError
+from agentrl.core.errors import ConfigError, EnvLoadError, NotScoredError
 from agentrl.core.types import GroupRequest, Status, Task, Trajectory
+from agentrl.env.isolation.wire import decode, encode_error, without_error
 from agentrl.env.rewards.function import reward_environment
 from agentrl.suites.load import load_agent
 from tests.scripted_engine import ScriptedEngine
@@ -140,6 +141,39 @@ async def test_one_bad_part_fails_the_sum() -> None:
     trajectory = await play(combine_rewards(right=right, odd=lambda completion, label: None))
     assert trajectory.status is Status.ENV_ERROR
     assert "reward odd returned reward = None" in (trajectory.error or "")
+
+
+NONE = "def reward(completions, **columns): return [None]\n"
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_none_of_trls_form_means_that_no_reward_applies(tmp_path: Path, prefix: str) -> None:
+    trajectory = await play(write(tmp_path, prefix + NONE))
+    assert (trajectory.status, trajectory.reward) == (Status.NOT_SCORED, None)
+    assert "rewards.py: reward returned None: it does not apply to this answer" in (trajectory.error or "")
+    assert not trajectory.status.failed
+    assert not trajectory.status.trainable
+    with pytest.raises(NotScoredError, match="it does not apply"):  # as it comes out of an environment's own process
+        without_error(decode(encode_error(NotScoredError(trajectory.error)), "r.py"))
+
+
+@pytest.mark.parametrize("value", [None, [None, None], []])
+async def test_none_in_place_of_a_list_is_a_failure_as_in_trl(value: Any) -> None:
+    def reward(completions: Any, **columns: Any) -> Any:
+        return value
+
+    assert (await play(reward)).status is Status.ENV_ERROR
+
+
+@pytest.mark.parametrize("first", [short, lambda completion, label: float(len(completion) < 6)])
+async def test_parts_that_do_not_apply_are_left_out_of_the_sum(first: Any) -> None:
+    def code(completions: Any, **columns: Any) -> Any:
+        return [None]
+
+    trajectory = await play(combine_rewards(code=(code, 4.0), right=right, short=(first, 0.5)), "three")
+    assert (trajectory.reward, trajectory.score) == (1.5, 1.0)
+    assert trajectory.reward_parts == {"right": 1.0, "short": 0.5}
+    assert (await play(combine_rewards(code=code, same=code))).status is Status.NOT_SCORED
 
 
 async def test_parts_keep_their_own_logs_and_may_be_in_both_forms() -> None:
