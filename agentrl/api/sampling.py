@@ -16,6 +16,7 @@ from rich.text import Text
 
 from agentrl.api.evaluation import model_name
 from agentrl.api.training import check_all_prompts, uninterrupted
+from agentrl.assets import CHOSEN_VISION
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
@@ -30,7 +31,7 @@ from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.resolve.directories import results_directory
-from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, training_tasks
+from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, fitting_model, training_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
@@ -77,9 +78,10 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
         TooManyFailuresError: If every episode failed.
     """
     check_model(config)
-    agent = environment(config)
-    tasks = sampled_tasks(config, agent)
-    console = console or open_console()
+    agent, console, asked = environment(config), console or open_console(), config
+    tasks, config = sampled_tasks(config, agent), fitting_model(config, agent)
+    if config is not asked:
+        console.print(f"model {CHOSEN_VISION}", soft_wrap=True)
     with results_directory(config.source.output, config.run.agent, "sample") as path:
         _open_directory(path, config)
         keep_environment(config.run.agent, path)
@@ -114,7 +116,9 @@ def preview(config: SampleConfig) -> str:
         ConfigError: If the environment, the tasks or the model cannot be used.
     """
     check_model(config)
-    tasks, samples = sampled_tasks(config, environment(config)), config.sampling.n_samples_per_prompt
+    agent = environment(config)
+    config = fitting_model(config, agent)
+    tasks, samples = sampled_tasks(config, agent), config.sampling.n_samples_per_prompt
     return f"{counted(len(tasks), 'task')}, {counted(samples, 'episode')} each, with {model_name(config.model.model)}"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.assets import CHOSEN_VISION, VISION_MODEL
 from agentrl.check.black_box import check_black_box
 from agentrl.check.context import Context
 from agentrl.check.determinism import check_determinism, random_states, seed_globals
@@ -39,9 +40,10 @@ from agentrl.check.tasks import read_tasks
 from agentrl.check.text import check_leaks, check_text
 from agentrl.check.tokenizer import load_codec
 from agentrl.check.witness import Witness
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
-from agentrl.env.agent_spec import AgentKind, preload
+from agentrl.env.agent_spec import AgentKind, AgentSpec, preload
 from agentrl.env.isolation import launcher
 from agentrl.env.isolation.guardian import stand_by
 from agentrl.rollout.chat import ChatCodec
@@ -75,11 +77,14 @@ def run_checks(
         with watch.holding("import"), importing(report, _import_of(settings.env), witness):
             spec = load_agent(settings.env)
             spec.load()
+        asked, (settings, codec) = settings, _fitting(settings, codec, spec)
         with watch.holding("import"):
             check_servers(spec, settings.sandbox.mcp)
             preload(spec, ("preload",))
         cls = preload(spec, ("prepare",))
         report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
+        if settings is not asked:
+            report.env["model"] = CHOSEN_VISION
         player = make_player(settings, spec, codec, watch)
         context = Context(settings, spec, cls, player, report, watch, started, recorded, after_import=random_states())
         watch_background(report, context.where)
@@ -126,6 +131,14 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
         asyncio.new_event_loop().run_until_complete(rehearse(context, task))
     emit("done", report)
     _end_children()
+
+
+def _fitting(settings: CheckSettings, codec: ChatCodec, spec: AgentSpec) -> tuple[CheckSettings, ChatCodec]:
+    """Return settings and codec of the bundled model that reads what the environment shows, where no model is named."""
+    if not settings.chooses_model or not spec.shows_images:
+        return settings, codec
+    fitting = changed(settings, model=VISION_MODEL)
+    return fitting, load_codec(fitting)
 
 
 def _import_of(env: str) -> str:
