@@ -76,13 +76,16 @@ async def _forms(replayer: Replayer, evidence: Evidence, episodes: Sequence[Play
     """Write the answers that hold their label in the form that is looked for, and without one alone and in each of the known forms."""
     holding = [each for each in episodes if each.task.label is not None and holds_label(each.answer, each.task.label)]
     wanted = list(dict.fromkeys(line.text for line in asked_forms(evidence))) or [PLAIN, *FORMS]
+    refuted = bool(wanted) and PLAIN not in wanted and len(holding) >= MIN_RIGHT
     for form in wanted if len(holding) >= MIN_RIGHT else ():
         answers = [written(form, label_text(one.task.label)) for one in holding]
         changes: list[dict[str, Any]] = [{"texts": _always(answer)} for answer in answers]
-        if said := await _gained(replayer, holding, changes, answers, f"written as {quoted(answers[0])} and so on"):
+        said = await _gained(replayer, holding, changes, answers, f"written as {quoted(answers[0])} and so on")
+        if said:
             return said
-    # Where no form is known, the right one may not be among those tried, which refutes nothing.
-    return "" if len(holding) < MIN_RIGHT or PLAIN in wanted else None
+        refuted &= said is None
+    # Where no form is known, the right one may not be among those tried, which refutes nothing; nor does what cannot be replayed.
+    return None if refuted else ""
 
 
 def _always(answer: str) -> Callable[[str], str]:
