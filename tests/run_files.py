@@ -32,12 +32,17 @@ class MadeRun:
     """A run of which groups and steps can be written one after another."""
 
     def __init__(
-        self, folder: Path, *, num_steps: int = 10, indexed: bool = True, seed: int = 0, budget: RecordBudget | None = None
+        self,
+        folder: Path,
+        *,
+        num_steps: int = 10,
+        indexed: bool = True,
+        seed: int = 0,
+        budget: RecordBudget | None = None,
+        agent: str = "envs/calculator.py",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        config = TrainConfig(
-            run=RunConfig(agent="envs/calculator.py"), training=TrainingConfig(num_steps=num_steps), record=RecordConfig(record="all")
-        )
+        config = TrainConfig(run=RunConfig(agent=agent), training=TrainingConfig(num_steps=num_steps), record=RecordConfig(record="all"))
         (folder / "config.json").write_text(to_json(config))
         self.folder, self._random, self._seconds = folder, random.Random(seed), 1_790_000_000.0
         self.groups = 0

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,4 +180,4 @@ def _with_model(settings: CheckSettings) -> CheckSettings:
     if Path(model).exists() and not Path(model).is_dir():
         raise ConfigError("--model", model, "is a file", "Give the directory of a model.")
     length = settings.engine.max_model_len or min(context_length(model) or CPU_CONTEXT, CPU_CONTEXT)
-    return changed(settings, model=model, max_model_len=length)
+    return replace(changed(settings, model=model, max_model_len=length), chooses_model=not settings.model.model)

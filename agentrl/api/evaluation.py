@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.api.training import check_all_prompts, uninterrupted
+from agentrl.assets import CHOSEN_VISION
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.mapping import to_json
@@ -42,7 +43,15 @@ from agentrl.evaluation.report import (
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.resolve.directories import results_directory
 from agentrl.resolve.inputs import Inputs
-from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, inputs_of_run, temperature_of
+from agentrl.resolve.parts import (
+    check_model,
+    cluster_plan,
+    environment,
+    eval_plan,
+    fitting_model,
+    inputs_of_run,
+    temperature_of,
+)
 from agentrl.rollout.tasks import eval_tasks, open_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
@@ -123,7 +132,10 @@ async def measure(config: EvaluateConfig, console: Console | None = None) -> Eva
         check_model(changed(config, model=model or ""))
     agent, console = environment(config), console or open_console()
     before, changed_code = inputs_of_run(config, agent)
-    tasks = measured_tasks(config, agent, before)
+    tasks, asked = measured_tasks(config, agent, before), config
+    config = fitting_model(config, agent)
+    if config is not asked:
+        console.print(f"model {CHOSEN_VISION}", soft_wrap=True)
     warn_of_code(console, changed_code)
     with results_directory(config.source.output, config.run.agent, "eval") as path:
         (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay

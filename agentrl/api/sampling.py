@@ -16,6 +16,7 @@ from rich.text import Text
 
 from agentrl.api.evaluation import model_name, warn_of_code
 from agentrl.api.training import check_all_prompts, uninterrupted
+from agentrl.assets import CHOSEN_VISION
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
@@ -31,7 +32,15 @@ from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.resolve.directories import results_directory
 from agentrl.resolve.inputs import Inputs
-from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, inputs_of_run, training_tasks
+from agentrl.resolve.parts import (
+    check_model,
+    cluster_plan,
+    environment,
+    eval_plan,
+    fitting_model,
+    inputs_of_run,
+    training_tasks,
+)
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
@@ -78,9 +87,11 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
         TooManyFailuresError: If every episode failed.
     """
     check_model(config)
-    agent, console = environment(config), console or open_console()
+    agent, console, asked = environment(config), console or open_console(), config
     before, changed_code = inputs_of_run(config, agent)
-    tasks = sampled_tasks(config, agent, before)
+    tasks, config = sampled_tasks(config, agent, before), fitting_model(config, agent)
+    if config is not asked:
+        console.print(f"model {CHOSEN_VISION}", soft_wrap=True)
     warn_of_code(console, changed_code)
     with results_directory(config.source.output, config.run.agent, "sample") as path:
         _open_directory(path, config)
@@ -118,6 +129,7 @@ def preview(config: SampleConfig) -> str:
     check_model(config)
     agent = environment(config)
     tasks, samples = sampled_tasks(config, agent, inputs_of_run(config, agent)[0]), config.sampling.n_samples_per_prompt
+    config = fitting_model(config, agent)
     return f"{counted(len(tasks), 'task')}, {counted(samples, 'episode')} each, with {model_name(config.model.model)}"
 
 

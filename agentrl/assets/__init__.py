@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["VISION_MODEL", "environment_paths", "located_model", "tiny_model_path"]
+__all__ = ["CHOSEN_VISION", "VISION_MODEL", "environment_paths", "located_model", "tiny_model_path"]
 
 VISION_MODEL = "tiny-vision"
 """Name of the bundled model that reads images."""
+CHOSEN_VISION = f"the bundled {VISION_MODEL}, because the environment shows pictures and no --model is named"
 
 
 def tiny_model_path() -> Path:

@@ -177,17 +177,12 @@ def compare_kernel(twin: str, kernel: str, batch: Batch, expected: Scores) -> li
         except FAULTS as error:
             found.append(untried("learner", f"{kernel}, {name}", error))
             continue
-        remedy = "Use --no-share-prompts." if name == "prefix trees" else _other_kernel(kernel)
+        remedy = "Use --no-share-prompts." if name == "prefix trees" else ""
         found.append(judged("learner", f"{kernel}, {name}", scores, expected, remedy=remedy))
         # After a failure the second pass is told of only if it differs, because noise may then be the cause.
         if not found[-1].reason or not _same(scores, again):
             found.append(_twice(f"{kernel}, {name}, twice", scores, again))
     return found
-
-
-def _other_kernel(kernel: str) -> str:
-    others = [name for name in ("sdpa", "eager") if name != kernel]
-    return f"Try --attn-implementation {' or '.join(others)}, if one of them is exact."
 
 
 def _same(scores: Scores, again: Scores) -> bool:

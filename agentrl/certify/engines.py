@@ -45,9 +45,8 @@ def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -
     worst = float(torch.cat(differences).abs().max())
     if worst <= LOGPROB:
         return Comparison(part="engine", name=name, verdict=Verdict.EXACT, logprob=worst)
-    other = "transformers" if vllm else "vllm"
     reason = "log-probabilities of sampled tokens are not those of the model"
-    return Comparison(part="engine", name=name, verdict=Verdict.WRONG, logprob=worst, reason=reason, remedy=f"Try --engine {other}.")
+    return Comparison(part="engine", name=name, verdict=Verdict.WRONG, logprob=worst, reason=reason)
 
 
 def _factory(vllm: bool) -> Callable[[EngineSettings], Any]:

@@ -47,9 +47,30 @@ def certify(model: str, config: Any, *, vllm: bool = False, only: Sequence[str] 
         model_type=str(config.model_type),
         layers=layers,
         parameters=parameters,
-        comparisons=tuple(first),
+        comparisons=tuple(with_remedies(first, all_tried=not only)),
         seconds=time.monotonic() - start,
     )
+
+
+def with_remedies(comparisons: Sequence[Comparison], *, all_tried: bool) -> list[Comparison]:
+    """Return comparisons in which each wrong one of a kernel, or of an engine, names one that is exact, if there is one."""
+    wrong = {(each.part, _kernel(each)) for each in comparisons if each.verdict is Verdict.WRONG and "prefix trees" not in each.name}
+    exact = {(each.part, _kernel(each)): None for each in comparisons if each.verdict is Verdict.EXACT}
+    flags = {"learner": "--attn-implementation", "engine": "--engine"}
+
+    def remedy(each: Comparison) -> str:
+        others = [name for part, name in exact if part == each.part and (part, name) not in wrong]
+        if each.remedy or each.part not in flags:
+            return each.remedy
+        if others:
+            return f"Use {flags[each.part]} {others[0]}, which is exact."
+        return "None of those that were tried is exact." if all_tried else "`agentrl certify` with this model tries the other kernels."
+
+    return [replace(each, remedy=remedy(each)) if each.verdict is Verdict.WRONG else each for each in comparisons]
+
+
+def _kernel(comparison: Comparison) -> str:
+    return comparison.name.partition(",")[0]
 
 
 def _compared(twin: Any, seed: int, only: Sequence[str], *, vllm: bool) -> tuple[list[Comparison], int, int]:

@@ -34,7 +34,17 @@ CLOCK_S = 40 * 86400 + 7 * 3600 + 780.0
 
 CLOCKS = ("time", "monotonic", "perf_counter")
 
-UNSTABLE = ("nondeterministic", "group-differs", "shared-state", "global-reseed", "tasks-single-use", "tasks-broken", "task-mutated")
+UNSTABLE = (
+    "nondeterministic",
+    "group-differs",
+    "shared-state",
+    "global-reseed",
+    "tasks-single-use",
+    "tasks-broken",
+    "task-mutated",
+    "changes-modules",
+    "changes-signals",
+)
 
 
 async def check_elsewhere(context: Context, command: Sequence[str]) -> None:

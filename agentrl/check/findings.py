@@ -87,10 +87,12 @@ class CheckSettings(CheckConfig):
     Attributes:
         elsewhere: True to compare tasks and episodes with those of a second process.
         ratios: True if the run computes importance ratios.
+        chooses_model: True if nobody named a model, so that pictures choose the bundled one that reads them.
     """
 
     elsewhere: bool = True
     ratios: bool = True
+    chooses_model: bool = False
 
     @property
     def env(self) -> str:

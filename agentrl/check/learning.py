@@ -13,6 +13,7 @@ from agentrl.check.findings import NO_TIME
 from agentrl.check.play import SOLVER, CheckedEpisode, PolicyInput, TextPolicy
 from agentrl.check.policies import COMMON, bracketed, constant_answers, label_texts, options_in, words_of, written
 from agentrl.check.results import spread
+from agentrl.check.shortcuts import check_shortcuts
 from agentrl.core.types import Task
 from agentrl.env.multi_agent import named_agents
 
@@ -43,6 +44,7 @@ async def check_learning(context: Context) -> None:
             await _search(context)
             everything = [*context.good(), *context.searched]
         _judge(context, everything)
+        await check_shortcuts(context)
     for name in dict.fromkeys(played.policy for played in context.played):
         played = [episode for episode in context.played if episode.policy == name]
         row, good = policy_row(name, played), [episode for episode in played if episode.good]

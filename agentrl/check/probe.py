@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from agentrl.check.findings import Report
+from agentrl.check.intact import Intact
 from agentrl.check.witness import Witness, in_words, restore_torch, torch_changes, torch_state
 from agentrl.core.operating_system import waited_for_cpu_s
 from agentrl.core.streams import STREAMS, closed_streams, open_stream
@@ -61,7 +62,7 @@ class Effects:
     """Compares the process before and after calls, puts back what was changed, and reports it; `where` gives file, class and method."""
 
     def __init__(self, report: Report, where: Callable[[str], str], witness: Witness) -> None:
-        self._report, self._where, self.witness = report, where, witness
+        self._report, self._where, self.witness, self._intact = report, where, witness, Intact()
         self._first = shared_state()
         self._once: set[str] = set()
         # Duplicates outlive a close by user code, and are what a closed stream is opened from again.
@@ -69,6 +70,8 @@ class Effects:
 
     def compare(self, before: _Shared, method: str) -> None:
         """Report what differs from `before`."""
+        for rule, seen in self._intact.changes():
+            self._report.add(rule, self._where(method), f"{method} {seen}")
         after = shared_state()
         if after == before:
             return
@@ -117,9 +120,10 @@ class Effects:
 @contextmanager
 def importing(report: Report, where: str, witness: Witness) -> Iterator[None]:
     """Report what importing a file does to the process; environment variables it may set, as some libraries ask for."""
-    before = shared_state()
+    before, intact = shared_state(), Intact()
     threads, children = set(threading.enumerate()), {child.pid for child in psutil.Process().children()}
     yield
+    undone = list(intact.changes())
     started = [thread.name for thread in threading.enumerate() if thread not in threads and thread.name != "agentrl-env"]
     new = [child for child in psutil.Process().children() if child.pid not in children]
     after = shared_state()
@@ -130,8 +134,11 @@ def importing(report: Report, where: str, witness: Witness) -> Iterator[None]:
         f"it started {len(started)} threads: {', '.join(started[:3])}" if started else "",
         f"it started {len(new)} processes{witness.line('processes')}" if new else "",
     )
-    for words in filter(None, seen):
+    for words in (*filter(None, seen), *(f"it {words}" for _, words in undone)):
         report.add("import-effects", where, words)
+    for number, handler in before.handlers.items():
+        if names and handler is not None:
+            signal.signal(number, handler)
     if changes := torch_changes(before.torch, after.torch):
         words = in_words(changes, before.torch, after.torch)
         report.add("changes-torch", where, f"importing it changed {words}{witness.line(changes[0])}")

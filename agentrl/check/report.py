@@ -27,6 +27,8 @@ def print_report(report: Report, *, fix_hints: bool = False, console: Console | 
     tasks = report.env.get("tasks")
     name = Text.assemble((str(report.env.get("name", "")), "bold"), f" ({report.env.get('source', '')}), ")
     out.print(name.append("tasks without an end" if tasks is None else counted(tasks, "task")))
+    if model := report.env.get("model"):
+        out.print(Text("\n".join(wrapped(f"Model: {model}", out.width))))
     for title, table in (("Rewards by policy", _policies(report)), ("Time per call", _timing(report))):
         if table.row_count:
             out.print()

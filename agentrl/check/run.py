@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.assets import CHOSEN_VISION, VISION_MODEL
 from agentrl.check.black_box import check_black_box
 from agentrl.check.context import Context
 from agentrl.check.determinism import check_determinism, random_states, seed_globals
@@ -38,9 +40,10 @@ from agentrl.check.tasks import read_tasks
 from agentrl.check.text import check_leaks, check_text
 from agentrl.check.tokenizer import load_codec
 from agentrl.check.witness import Witness
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
-from agentrl.env.agent_spec import AgentKind, preload
+from agentrl.env.agent_spec import AgentKind, AgentSpec, preload
 from agentrl.env.isolation import launcher
 from agentrl.env.isolation.guardian import stand_by
 from agentrl.rollout.chat import ChatCodec
@@ -74,11 +77,14 @@ def run_checks(
         with watch.holding("import"), importing(report, _import_of(settings.env), witness):
             spec = load_agent(settings.env)
             spec.load()
+        asked, (settings, codec) = settings, _fitting(settings, codec, spec)
         with watch.holding("import"):
             check_servers(spec, settings.sandbox.mcp)
             preload(spec, ("preload",))
         cls = preload(spec, ("prepare",))
         report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
+        if settings is not asked:
+            report.env["model"] = CHOSEN_VISION
         player = make_player(settings, spec, codec, watch)
         context = Context(settings, spec, cls, player, report, watch, started, recorded, after_import=random_states())
         watch_background(report, context.where)
@@ -127,6 +133,14 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
     _end_children()
 
 
+def _fitting(settings: CheckSettings, codec: ChatCodec, spec: AgentSpec) -> tuple[CheckSettings, ChatCodec]:
+    """Return settings and codec of the bundled model that reads what the environment shows, where no model is named."""
+    if not settings.chooses_model or not spec.shows_images:
+        return settings, codec
+    fitting = changed(settings, model=VISION_MODEL)
+    return fitting, load_codec(fitting)
+
+
 def _import_of(env: str) -> str:
     file = os.path.basename(env.partition(".py:")[0])
     return f"{file if file.endswith('.py') else file + '.py'}: import"
@@ -154,7 +168,9 @@ async def _play(context: Context, emit: Emit, command: Sequence[str], witness: W
     }
     for name, check in phases.items():
         emit(name, report)
-        if name == "learning":  # hundreds of episodes; what they would do to the process is known by now
+        if name == "learning" and not report.has(
+            "changes-modules", "changes-signals"
+        ):  # hundreds of episodes; what they would do to the process is known by now
             context.watch.effects = None
         outcome = check(context)
         if outcome is not None:
@@ -256,7 +272,10 @@ def main() -> int:
             events.write(json.dumps(event) + "\n")
             events.flush()
 
+        latest: list[Report] = []
+
         def emit(phase: str, report: Report) -> None:
+            latest[:] = [report]
             write(phase=phase, report=report.to_dict())
 
         try:
@@ -268,10 +287,30 @@ def main() -> int:
                 run_checks(settings, codec, _without_end(recorded, codec), emit, status, command=(sys.executable, "-m", __spec__.name))
         except ConfigError as error:
             write(phase="refused", field=error.field, value=str(error.value), problem=error.problem, remedy=error.remedy)
-        # A bug of the check itself must not look like a crash of the environment.
-        except Exception:
-            write(phase="failed", error=traceback.format_exc(), report={"findings": []})
+        # A bug of the check itself must not look like a crash of the environment, nor the reverse.
+        except Exception as error:
+            if _is_theirs(error, latest, settings):
+                write(phase="done", report=latest[0].to_dict())
+            else:
+                write(phase="failed", error=traceback.format_exc(), report={"findings": []})
     os._exit(0)  # threads that the environment left behind must not keep it
+
+
+def _is_theirs(error: Exception, latest: Sequence[Report], settings: CheckSettings) -> bool:
+    """Note an exception that the environment caused outside of its own calls in the latest report; False if it is no work of its."""
+    file = settings.env.partition(".py:")[0].removesuffix(".py") + ".py"
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if os.path.basename(line.filename) == os.path.basename(file)]
+    full = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    if not latest or not (full or lines):
+        return False
+    where = f"{latest[0].env.get('source', '')}: {latest[0].env.get('name', '')}"
+    if full:
+        latest[0].add("leaks-files", f"{where}.close", f"the process can open no more files: {error}")
+    else:
+        seen = f"outside of a call, {type(error).__name__}: {error}, at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}"
+        latest[0].add("background-error", f"{where}.{lines[-1].name}", seen)
+    latest[0].skipped.append("everything after this")
+    return True
 
 
 def _without_end(recorded: Mapping[str, Sequence[str]], codec: ChatCodec) -> dict[str, list[str]]:

@@ -25,12 +25,13 @@ def main(words: list[str]) -> int:
 def open_session(config: PlayConfig) -> PlaySession:
     """Return everything that is needed to play; a `ConfigError` says what cannot be used."""
     from agentrl.inspect.play import PlaySession
-    from agentrl.resolve.parts import cluster_plan, training_tasks
+    from agentrl.resolve.parts import cluster_plan, fitting_model, training_tasks
     from agentrl.suites.load import check_servers, load_agent
 
     watching, play = config.model.model, config.play
     config = changed(config, model=(play.tokenizer or VISION_MODEL) if not watching else "" if watching == TINY else watching)
     spec = load_agent(config.run.agent)
+    config = fitting_model(config, spec)
     check_servers(spec, config.sandbox.mcp)
     if hasattr(sys.stdin, "reconfigure"):
         # Bytes of another encoding must not end the session.

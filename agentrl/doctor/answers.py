@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agentrl.check.policies import FORMS, label_text
 from agentrl.doctor.evidence import Evidence, PlayedEpisode, normal
-from agentrl.doctor.source import Line, bare_comparisons, beginning, sources, wanted_forms
+from agentrl.doctor.source import Line, bare_comparisons, beginning, label_reads, sources, wanted_forms
 from agentrl.doctor.verdicts import Untested, Verdict
 from agentrl.evaluation.statistics import Share, share
 from agentrl.track.text import counted
@@ -43,6 +43,37 @@ def holds_label(text: str, label: object) -> bool:
     if len(str(label)) == 1 and str(label).isalpha():
         return text.strip(" .()\n") == str(label)
     return re.search(rf"(?<!\w){re.escape(normal(str(label)))}(?!\w)", normal(text)) is not None
+
+
+def labels_missing(evidence: Evidence) -> Verdict | Untested | None:
+    """The reward reads a label, the tasks have none, and nothing is paid."""
+    if missing := few(evidence):
+        return missing
+    without = [episode for episode in evidence.episodes if episode.task.label is None]
+    seen, lines = share(len(without), len(evidence.episodes)), label_reads(sources(evidence.run))
+    remedy = evidence.warnings.get("no-labels", "")
+    if seen.low < MOST or not (remedy or lines) or not all(map(evidence.unpaid, without)):
+        return None
+    text = f"in {seen.count} of {seen.of} episodes the label is None, and none of them is paid"
+    text += "; the run itself warned of it" if remedy else f", and the code reads {lines[0].text}"
+    return Verdict(id="labels-missing", seen=text, share=seen, episodes=names(without), where=str(lines[0]) if lines else "", remedy=remedy)
+
+
+def answers_empty(evidence: Evidence) -> Verdict | Untested | None:
+    """The model ends its turn at once before it is trained, and earns nothing so."""
+    if missing := few(evidence):
+        return missing
+    begun = [episode for episode in evidence.episodes if episode.version == evidence.episodes[0].version]
+    early = begun if len(begun) >= MIN_EPISODES // 2 else evidence.episodes[:MIN_EPISODES]
+    empty = [episode for episode in early if not "".join(episode.texts).strip()]
+    seen, unpaid = share(len(empty), len(early)), share(sum(map(evidence.unpaid, empty)), len(empty))
+    if seen.low < MOST or unpaid.low < MOST:
+        return None
+    template = evidence.run.setting("chat_template")
+    text = f"{len(empty)} of the first {len(early)} answers have no text: the first token ends the turn"
+    remedy = f"Leave out --chat-template {template}: the model was trained on another one." if template else ""
+    where = f"--chat-template {template}" if template else ""
+    return Verdict(id="answers-empty", seen=text, share=seen, episodes=names(empty), where=where, remedy=remedy)
 
 
 def label_type(evidence: Evidence) -> Verdict | Untested | None:
@@ -83,6 +114,8 @@ def _unpaid_part(evidence: Evidence) -> Verdict | None:
     """A part of the reward whose name speaks of the form is never paid."""
     for name in dict.fromkeys(name for episode in evidence.episodes for name in episode.parts if "format" in name.lower()):
         own = [episode for episode in evidence.episodes if name in episode.parts]
+        if "penal" in name.lower() or any(not evidence.unpaid(episode) for episode in own):
+            continue  # 0 is the best that a penalty gives, and a paid answer needs no form
         if len(own) >= MIN_EPISODES and all(episode.parts[name] <= 0.0 for episode in own):
             text = f"the part {name!r} of the reward is 0 or less in each of {len(own)} episodes, such as {_short(own[0].answer)}"
             return Verdict(id="format-never-met", seen=text, share=share(len(own), len(own)), episodes=names(own))
@@ -91,19 +124,32 @@ def _unpaid_part(evidence: Evidence) -> Verdict | None:
 
 def _unmet_form(evidence: Evidence) -> Verdict | None:
     """A text that the source or the prompt of each task asks for stands in no answer."""
-    lines = wanted_forms(sources(evidence.run)) or _prompted(evidence.episodes)
+    lines = asked_forms(evidence)
     unmet = [episode for episode in evidence.episodes if not any(_has_form(episode, line.text) for line in lines)]
-    unpaid = share(sum(evidence.unpaid(episode) for episode in evidence.episodes), len(evidence.episodes))
-    if not lines or len(unmet) < len(evidence.episodes) or unpaid.low < NEARLY_ALL:
+    # One answer that is paid without the form shows that nothing asks for it.
+    if not lines or len(unmet) < len(evidence.episodes) or not all(map(evidence.unpaid, unmet)):
         return None
     wanted = beginning(lines[0].text)
     return Verdict(
         id="format-never-met",
         seen=f"none of {len(unmet)} answers holds {quoted(wanted)}, which {lines[0].file} asks for; one is {_short(unmet[0].answer)}",
-        share=unpaid,
+        share=share(len(unmet), len(unmet)),
         episodes=names(unmet),
         where=str(lines[0]) if lines[0].number else "",
     )
+
+
+def asked_forms(evidence: Evidence) -> list[Line]:
+    """Return the forms that the source asks of an answer, else those that every prompt shows."""
+    prompted, texts = _prompted(evidence.episodes), [str(episode.task.label) for episode in evidence.episodes]
+    shown = {line.text for line in prompted}
+    # What a label itself holds is looked for in the label, as the `####` of a worked solution.
+    own = [
+        line
+        for line in wanted_forms(sources(evidence.run))
+        if line.text in shown or not all(beginning(line.text) in text for text in texts)
+    ]
+    return own or prompted
 
 
 def _prompted(episodes: Sequence[PlayedEpisode]) -> list[Line]:

@@ -14,6 +14,7 @@ from agentrl.algo.statistics import SAME
 from agentrl.check.play import plain
 from agentrl.check.results import spread
 from agentrl.core.types import FinishReason, Status, Task
+from agentrl.inspect.listing import warnings_of
 from agentrl.inspect.reader import RunReader
 from agentrl.inspect.store import RECORDS
 from agentrl.rollout.records import recorded_group_request
@@ -183,6 +184,11 @@ class Evidence:
     def unpaid(self, episode: PlayedEpisode) -> bool:
         """Return True if an episode earned the least, and that is no success: nothing, or less than others."""
         return episode.reward <= self.lowest + SAME and (self.varied or self.lowest <= 0.0)
+
+    @cached_property
+    def warnings(self) -> Mapping[str, str]:
+        """Remedies of the warnings that the run itself gave, by their names."""
+        return {str(warning["id"]): str(warning["remedy"]) for warning in warnings_of(self.run)}
 
     @property
     def late(self) -> list[PlayedEpisode]:

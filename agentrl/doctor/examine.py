@@ -17,6 +17,8 @@ Hypothesis: TypeAlias = Callable[[Evidence], Verdict | Untested | None]
 HYPOTHESES: Mapping[str, Hypothesis] = {
     "mismatch": policy.mismatch,
     "failed-episodes": tasks.failed_episodes,
+    "labels-missing": answers.labels_missing,
+    "answers-empty": answers.answers_empty,
     "policy-broke": policy.policy_broke,
     "label-type": answers.label_type,
     "observations-do-not-fit": answers.observations_do_not_fit,
@@ -24,6 +26,7 @@ HYPOTHESES: Mapping[str, Hypothesis] = {
     "turns-cut": answers.turns_cut,
     "format-never-met": answers.format_never_met,
     "all-masked": policy.all_masked,
+    "right-earns-less": rewards.right_earns_less,
     "length-only": rewards.length_only,
     "one-answer-wins": rewards.one_answer_wins,
     "copying-wins": rewards.copying_wins,

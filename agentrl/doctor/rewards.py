@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from agentrl.algo.statistics import SAME
+from agentrl.check.policies import FORMS, PLAIN, label_text, written
 from agentrl.doctor.answers import MOST, NEARLY_ALL, few, holds_label, names
 from agentrl.doctor.evidence import Evidence, JudgedGroup, PlayedEpisode, normal
 from agentrl.doctor.verdicts import Untested, Verdict
@@ -99,6 +100,34 @@ def _by_rank(episodes: Sequence[PlayedEpisode], unit: str) -> Verdict | None:
         return None
     text = f"the rank correlation of the reward with the number of {unit} is {seen.value:.3f} over {seen.tasks} episodes"
     return Verdict(id="length-only", seen=text, estimate=seen, episodes=names(episodes))
+
+
+def right_earns_less(evidence: Evidence) -> Verdict | Untested | None:
+    """Answers that are the label earn less than other answers of the same form."""
+    if missing := few(evidence):
+        return missing
+    labelled = [episode for episode in evidence.episodes if episode.task.label is not None]
+    for form in (PLAIN, *FORMS):
+        # Only what looks like a label is compared, because a form of its own may be paid or not.
+        wanted = {id(episode): normal(written(form, label_text(episode.task.label))) for episode in labelled}
+        shapes = set(map(_shape, wanted.values()))
+        own = [episode for episode in labelled if _shape(normal(episode.answer)) in shapes]
+        right = [episode for episode in own if normal(episode.answer) == wanted[id(episode)]]
+        wrong = [episode for episode in own if normal(episode.answer) != wanted[id(episode)]]
+        if min(len(right), len(wrong)) < MIN_ALIKE:
+            continue
+        gap = difference_of_means([episode.reward for episode in wrong], [episode.reward for episode in right])
+        if gap.high is not None and gap.high < 0.0 and not any(episode.reward > evidence.lowest + SAME for episode in right):
+            means = [sum(episode.reward for episode in part) / len(part) for part in (right, wrong)]
+            text = f"{len(right)} answers that are the label earned {means[0]:.3g} on average, {len(wrong)} others {means[1]:.3g}; one is "
+            text += f"{right[0].answer!r}, with the label {right[0].task.label!r}"
+            return Verdict(id="right-earns-less", seen=text, estimate=gap, episodes=names(right))
+    return None
+
+
+def _shape(text: str) -> str:
+    """A text with each number as 0, and each word as a."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", text))
 
 
 def one_answer_wins(evidence: Evidence) -> Verdict | Untested | None:

@@ -58,9 +58,12 @@ def bare_comparisons(files: Sequence[Source]) -> list[Line]:
 
 def wanted_forms(files: Sequence[Source]) -> list[Line]:
     """Return the lines with a text or a pattern that begins one of the forms in which verifiers look for an answer; names of `FORMS`."""
-    lines = []
+    lines, of_labels = [], set[int]()
     for path, node in _nodes(files):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        # `label.split("####")` takes a label apart, and asks nothing of the answer.
+        if isinstance(node, ast.Call) and any(map(_is_label, ast.walk(node.func) if isinstance(node.func, ast.Attribute) else node.args)):
+            of_labels |= {id(part) for argument in node.args for part in ast.walk(argument)}
+        if id(node) in of_labels or not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
         # Patterns escape backslashes and brackets, so both sides are compared without any backslash.
         text = node.value.replace("\\", "")
@@ -73,7 +76,12 @@ def beginning(form: str) -> str:
     return FORMS[form].partition("%s")[0].strip()
 
 
-def _is_label(node: ast.expr) -> bool:
+def label_reads(files: Sequence[Source]) -> list[Line]:
+    """Return the lines that read a label."""
+    return [Line(path.name, node.lineno, ast.unparse(node)) for path, node in _nodes(files) if _is_label(node)]
+
+
+def _is_label(node: ast.AST) -> bool:
     return (isinstance(node, ast.Attribute) and node.attr in LABELS) or (isinstance(node, ast.Name) and node.id in LABELS)
 
 

@@ -14,12 +14,16 @@ from agentrl.evaluation.statistics import Estimate, Share
 
 CAUSES = read_rules(Path(__file__).with_name("causes.toml"))
 """Causes by their names, the root causes first."""
+MISSING = ("labels-missing", "answers-empty")
+UNPAID = ("policy-broke", "label-type", "observations-do-not-fit", "answers-cut", "turns-cut")
 FOLLOW: Mapping[str, tuple[str, ...]] = {
+    "policy-broke": ("answers-empty",),
     "answers-cut": ("policy-broke",),
-    "format-never-met": ("policy-broke", "label-type", "observations-do-not-fit", "answers-cut", "turns-cut"),
-    "one-answer-wins": ("length-only",),
+    "format-never-met": (*MISSING, *UNPAID, "right-earns-less"),
+    "one-answer-wins": ("length-only", "right-earns-less"),
+    "length-only": ("right-earns-less",),
     "repetition-wins": ("length-only",),
-    "too-hard": ("policy-broke", "label-type", "observations-do-not-fit", "answers-cut", "turns-cut", "format-never-met"),
+    "too-hard": (*MISSING, *UNPAID, "format-never-met"),
     "no-effect": ("all-masked",),
 }
 """Causes that may be consequences, each with those that explain it."""

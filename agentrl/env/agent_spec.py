@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import CodeType, FunctionType
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
@@ -14,6 +15,7 @@ from agentrl.env.executor import Executor
 from agentrl.env.given import PREFIX, from_bytes, to_bytes
 
 FLAG = "--agent"
+IMAGES = ("images", "image", "image_url")
 
 
 class AgentKind(StrEnum):
@@ -61,10 +63,37 @@ class AgentSpec:
         """Kind of the class."""
         return kind_of(self.load())
 
+    @property
+    def shows_images(self) -> bool:
+        """True if the code of the class hands over images, as far as that can be read."""
+        cls = self.load()
+        own = [owner for owner in cls.__mro__ if not owner.__module__.startswith(("agentrl.", "builtins"))]
+        waiting = [getattr(value, "__func__", value) for owner in own for value in vars(owner).values()]
+        seen: set[int] = set()
+        while waiting:
+            function = waiting.pop()
+            if not isinstance(function, FunctionType) or id(function) in seen:
+                continue
+            seen.add(id(function))
+            if _hands_over_images(function.__code__):
+                return True
+            # Functions of the same file are read too, as they may make its tasks.
+            named = (function.__globals__.get(name) for name in function.__code__.co_names)
+            waiting += [each for each in named if getattr(each, "__module__", "") == function.__module__]
+        return getattr(cls, "observe", "") == "pixels"
+
     def __reduce__(self) -> tuple[Callable[..., AgentSpec], tuple[Any, ...]]:
         """Pickle by value a class that the other process cannot import."""
         data = to_bytes(self.spec) if self.spec.startswith(PREFIX) else b""
         return _unpickled, (self.spec, self.root, self.name, self.source, self.loader, data)
+
+
+def _hands_over_images(code: CodeType) -> bool:
+    """Return True if a function, or one inside it, has an argument or a part of a message for images among its constants."""
+    constants = code.co_consts
+    names = {name for each in constants if isinstance(each, tuple) for name in each if isinstance(name, str)}
+    names |= {each for each in constants if isinstance(each, str) and each != "image"}  # a word that any text may have
+    return not names.isdisjoint(IMAGES) or any(_hands_over_images(each) for each in constants if isinstance(each, CodeType))
 
 
 def _unpickled(spec: str, root: str, name: str, source: str, loader: Callable[[str, str], AgentClass], data: bytes) -> AgentSpec:

@@ -148,7 +148,7 @@ def run_answer(run: RunReader, name: str, config: type[Any] = TrainConfig) -> di
         "flags": {full: known[full] for full in changed if full in known},
         "problems": [*run.directory.unreadable, *(f"{file}, byte {start}" for file, start in store.unreadable[:20])],
         "summary": summary,
-        "warnings": summary.get("warnings") or _warnings(run),
+        "warnings": warnings_of(run),
         "launches": run.launches,
         "ledger": summary.get("ledger") or {name: int(last[f"ledger/{name}"]) for name in LEDGER if f"ledger/{name}" in last},
         "filtered": _counts(last, "filtered/"),
@@ -177,8 +177,10 @@ def run_answer(run: RunReader, name: str, config: type[Any] = TrainConfig) -> di
     }
 
 
-def _warnings(run: RunReader) -> list[dict[str, Any]]:
-    """Return the warnings that a run which has not ended cannot learn, found by the rules that the run itself follows."""
+def warnings_of(run: RunReader) -> list[dict[str, Any]]:
+    """Return the warnings that a run cannot learn; of one that has not ended, those that its metrics show by the rules of the run."""
+    if written := run.directory.summary().get("warnings"):
+        return list(written)
     if run.config is None:
         return []
     diagnosis = diagnosis_of(track_plan(run.config))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.plan import bootstraps, has_ratios
 from agentrl.algo.teacher_specs import TeachingSettings, served_teachers, teacher_specs
-from agentrl.assets import model_path
+from agentrl.assets import VISION_MODEL, model_path
 from agentrl.cluster.build import device, load_environment
 from agentrl.cluster.processes import ClusterPlan
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.mapping import flattened, to_json
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import sections_of
+from agentrl.config.sections import changed, sections_of
 from agentrl.core.annotations import FILE
 from agentrl.core.named_args import parse_named_args
 from agentrl.core.plugins import kept_environment
@@ -45,6 +45,8 @@ from agentrl.rollout.tasks import check_model as check_named_model
 from agentrl.rollout.tasks import eval_tasks, open_tasks
 from agentrl.track.plan import RunRecord, TrackPlan, num_recorded
 from agentrl.weights.plan import AdapterPlan, SenderPlan, WeightsConfig, never
+
+P = TypeVar("P", bound=PlaySettings)
 
 
 def device_of(config: PlaySettings) -> Device:
@@ -338,6 +340,11 @@ def environment(config: PlaySettings) -> AgentSpec:
     """Load the environment of a command; see `load_environment`."""
     sent = config.run.runtime == "ray"
     return load_environment(config.run.agent, config.engine.engine, episode_plan(config), sent=sent)
+
+
+def fitting_model(config: P, agent: AgentSpec) -> P:
+    """Return the settings with the bundled model that reads images if none is named and the environment shows some."""
+    return changed(config, model=VISION_MODEL) if not config.model.model and agent.shows_images else config
 
 
 def training_tasks(config: PlaySettings, agent: AgentSpec, known: KnownTasks | None = None, epoch: int = 0) -> TaskSource:

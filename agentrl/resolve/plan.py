@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from agentrl.assets import CHOSEN_VISION
 from agentrl.cluster.processes import ClusterPlan
 from agentrl.config.engine_rules import share_only_gpu
 from agentrl.config.load import Loaded
@@ -44,6 +45,7 @@ from agentrl.resolve.parts import (
     environment,
     eval_plan,
     evaluation_tasks,
+    fitting_model,
     flow_plan,
     input_plan,
     track_plan,
@@ -111,6 +113,9 @@ class RunPlan:
         if named:
             steps = steps.rewrite(with_directory(steps.settings))
         agent = environment(steps.settings)
+        fitting = fitting_model(steps.settings, agent)
+        model_note = "" if fitting is steps.settings else f"model {CHOSEN_VISION}"
+        steps = steps.follow("settings", fitting)
         # The run that goes on and the environment both have a say in the engine, so it comes after them.
         steps, engine_note = _with_engine(steps, agent)
         # Memory is shared by what is known now: engine, model, optimizer.
@@ -120,7 +125,7 @@ class RunPlan:
         if not steps.settings.run.ray_address:
             steps = steps.follow("machine", with_front_ends(steps.settings, host.cores))
         saved = savings(asked, steps.settings)
-        notes = tuple(filter(None, (engine_note, f"to fit into the GPU: {saved}" if saved else "")))
+        notes = tuple(filter(None, (model_note, engine_note, f"to fit into the GPU: {saved}" if saved else "")))
         decided, device = steps.settings, device_of(steps.settings)
         return cls(settings=decided, sources=steps.sources, agent=agent, device=device, notes=notes, accepts_changes=accepts_changes)
 

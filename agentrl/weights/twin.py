@@ -15,14 +15,16 @@ import torch
 from torch import nn
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.model_shape import placeholder_ids
+from agentrl.core.model_shape import changes_with_length, placeholder_ids
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.weights.rope import fix_rope
 from agentrl.weights.twin_images import drawn_images, vision_twin_config
 from agentrl.weights.twin_layers import layer_fields
-from agentrl.weights.twin_sizes import THRESHOLD, VOCABULARY, Sizes, is_kept, shrunk
+from agentrl.weights.twin_sizes import LATENT, VOCABULARY, Sizes, is_kept, shrunk
 
 POSITIONS = 512
+TRAINED = 128
+"""Context of its training where the frequencies of positions change beyond it. Runs stay within it unless asked, and so do all rows."""
 ROW = 72
 """Tokens that go far beyond every window, chunk and threshold of a twin."""
 STD = 0.15
@@ -39,9 +41,12 @@ def model_class(config: Any, *, name: str = "") -> Any:
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kinds = (AutoModelForCausalLM, *((AutoModelForImageTextToText,) if placeholder_ids(config) else ()))
+    kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
     found = next((kind._model_mapping[type(config)] for kind in kinds if type(config) in kind._model_mapping), None)
-    if found is None:
+    # transformers lists some models of text, as Mistral4ForCausalLM, among those that read images alone.
+    if found is None or not (
+        placeholder_ids(config) or type(config) in AutoModelForCausalLM._model_mapping or "CausalLM" in found.__name__
+    ):
         kind = name or config.model_type
         raise ConfigError("MODEL", kind, "is no type of causal language models of transformers", "Models of this type cannot be tried.")
     return found
@@ -155,10 +160,11 @@ def _positions(text: Mapping[str, Any], name: str) -> dict[str, Any]:
     every = [part for part in (parameters, *parameters.values()) if isinstance(part, Mapping)]
     kinds = {part.get("rope_type") for part in every}
     if "dynamic" in kinds:
-        return {name: THRESHOLD}
+        return {name: TRAINED}
     if "longrope" in kinds:
         before = [part.get("original_max_position_embeddings") or 0 for part in (text, *every)]
-        return {name: THRESHOLD * max(2, text[name] // max(1, *before))}
+        own = {"original_max_position_embeddings": TRAINED} if text.get("original_max_position_embeddings") else {}
+        return {name: TRAINED * max(2, text[name] // max(1, *before)), **own}
     return {name: POSITIONS}
 
 
@@ -167,7 +173,11 @@ def _rotary(text: Mapping[str, Any], head: int) -> dict[str, Any]:
 
     def parameters(value: Mapping[str, Any]) -> dict[str, Any]:
         half = int(head * float(value.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0)) // 2
-        return {name: parameters(part) if isinstance(part, Mapping) else _rotary_field(name, part, half) for name, part in value.items()}
+        own = {name: parameters(part) if isinstance(part, Mapping) else _rotary_field(name, part, half) for name, part in value.items()}
+        trained = {"original_max_position_embeddings": TRAINED} if changes_with_length(value.get("rope_type") or value.get("type")) else {}
+        # The heads of a twin with latent attention are as wide as the part of them that is rotated.
+        whole = {"partial_rotary_factor": 1.0} if LATENT in text and text.get("head_dim") else {}
+        return own | {name: part for name, part in (trained | whole).items() if own.get(name)}
 
     return {name: parameters(text[name]) for name in ("rope_parameters", "rope_scaling") if isinstance(text.get(name), Mapping)}
 

@@ -56,6 +56,8 @@ CAPS: Mapping[str, int] = {
     "n_group": 2,
     "topk_group": 1,
     "mlp_expansion_factor": 2,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,

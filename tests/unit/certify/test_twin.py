@@ -14,7 +14,7 @@ from agentrl.certify.configs import read_config
 from agentrl.certify.rows import trial_batch
 from agentrl.core.errors import ConfigError
 from agentrl.learner.probes import probe
-from agentrl.weights.twin import build_twin, parameters_of, twin_config
+from agentrl.weights.twin import TRAINED, build_twin, parameters_of, twin_config
 from agentrl.weights.twin_sizes import EXPERTS, THRESHOLD, VOCABULARY, WINDOW
 
 CONFIGS = sorted((Path(__file__).parents[2] / "model_configs").glob("*.json"))
@@ -55,8 +55,8 @@ def test_factors_of_a_rotary_embedding_fit_the_narrow_heads() -> None:
     twin = twin_config(phi)
     size = twin.hidden_size // twin.num_attention_heads
     assert len(twin.rope_parameters["long_factor"]) == size // 2
-    assert twin.original_max_position_embeddings == THRESHOLD
-    assert twin.max_position_embeddings == 32 * THRESHOLD
+    assert twin.original_max_position_embeddings == TRAINED
+    assert twin.max_position_embeddings == 32 * TRAINED
     build_twin(twin)
 
 
@@ -64,7 +64,7 @@ def test_windows_chunks_and_contexts_that_decide_something_are_shorter_than_rows
     assert twin_config(CONFIG_MAPPING["gemma2"]()).sliding_window == WINDOW
     assert twin_config(CONFIG_MAPPING["llama4_text"]()).attention_chunk_size == THRESHOLD
     dynamic = CONFIG_MAPPING["llama"](rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
-    assert twin_config(dynamic).max_position_embeddings == THRESHOLD
+    assert twin_config(dynamic).max_position_embeddings == TRAINED
 
 
 def test_a_single_key_head_stays_the_only_one() -> None:

@@ -53,7 +53,7 @@ async def played(env: str, data: DataConfig | None = None, **settings: Any) -> C
 
 def settings_of(env: str, **settings: Any) -> CheckSettings:
     """Settings of a check by the names of their flags."""
-    own = {name: settings.pop(name) for name in ("elsewhere", "ratios") if name in settings}
+    own = {name: settings.pop(name) for name in ("elsewhere", "ratios", "chooses_model") if name in settings}
     short = CheckSettings(**{"elsewhere": False, **own})
     return changed(short, **{"agent": env, "model": str(tiny_model_path()), "episodes": 4, "max_model_len": 1024, **settings})
 

@@ -36,6 +36,7 @@ FILES = [
     pytest.param(file, id=f"{file.parent.name}-{file.stem}", marks=MARKS.get(file.stem, ()))
     for file in sorted([*(ROOT / "envs").glob("*.py"), *(ROOT / "examples").glob("*.py"), *OPENRLHF.glob("*.py")])
 ]
+NO_ENVIRONMENTS = ("callback", "demonstrations", "loop", "loop_async", "own_algorithm", "own_engine", "own_loss")
 DATA = {"dictionary_form": DataConfig(prompts=str(ROOT / "examples" / "reverse.jsonl"), input_key="question", label_key="answer")}
 PACKAGES = {"reasoning": "reasoning_gym", "blackjack": "gymnasium", "frozen_lake": "gymnasium", "langgraph_agent": "langgraph"}
 MODELS = {"shapes": "tiny-vision", "picture_grid": "tiny-vision", "pictures": "tiny-vision"}
@@ -76,7 +77,15 @@ async def test_check_and_run_agree_on_files(file: Path) -> None:
     if file.stem in PACKAGES:
         pytest.importorskip(PACKAGES[file.stem])
     data = DATA.get(file.stem, DataConfig(prompts=str(OPENRLHF / "prompts.jsonl")) if file.parent == OPENRLHF else DataConfig())
-    if file.parent.name == "examples" and file.stem in ("callback", "demonstrations", "loop", "loop_async", "own_algorithm", "own_engine"):
+    if file.parent.name == "examples" and file.stem in (
+        "callback",
+        "demonstrations",
+        "loop",
+        "loop_async",
+        "own_algorithm",
+        "own_engine",
+        "own_loss",
+    ):
         for look in (is_found_broken, fails_in_a_run):
             with pytest.raises(ConfigError, match="defines no environment"):
                 await look(str(file), data)

@@ -82,10 +82,10 @@ def test_an_exact_match_earns_1_with_the_plain_label(tmp_path: Path) -> None:
     assert [row["reward"] for row in checked(str(file), prompts=PROMPTS).policies if "label" in row["policy"]] == [1.0]
 
 
-@pytest.mark.parametrize("name", ["Coin", "Luck"])
-def test_a_coin_is_not_solved_by_a_constant(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "found"), [("Coin", set()), ("Luck", {"label-loses"})])
+def test_a_coin_is_not_solved_by_a_constant(name: str, found: set[str], tmp_path: Path) -> None:
     (tmp_path / "coin.py").write_text(COIN)
-    assert ids(checked(f"{tmp_path}/coin.py:{name}")) == set()
+    assert ids(checked(f"{tmp_path}/coin.py:{name}")) == found
 
 
 def test_a_zero_sum_game_shows_what_each_agent_earns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.assets import VISION_MODEL
+from agentrl.assets import CHOSEN_VISION, VISION_MODEL
 from agentrl.check.findings import Report, Severity
 from agentrl.check.pictures import check_pictures
-from tests.unit.check.support import checked, ids, played
+from agentrl.suites.load import load_agent
+from tests.unit.check.support import BROKEN, checked, ids, played
 
 pytestmark = pytest.mark.anyio
+ENVS = BROKEN.parents[3] / "envs"
 
 COMMON = """
 import io
@@ -177,6 +179,21 @@ async def test_pictures_that_cannot_be_read_are_found_with_their_task(tmp_path: 
     findings = {finding.id: finding for finding in (await found(tmp_path, name)).findings}
     assert seen in findings["images-broken"].seen
     assert "task '0'" in findings["images-broken"].seen
+
+
+@pytest.mark.parametrize(("name", "shows"), [("Colours", True), ("Parts", True), ("Shown", True), ("Words", False)])
+def test_the_code_of_an_environment_says_whether_it_shows_pictures(tmp_path: Path, name: str, shows: bool) -> None:
+    plain = 'class Words(AgentInstance):\n    def step(self, state):\n        return StepResult(float("image" in state.action_text))\n'
+    (tmp_path / "shown.py").write_text(COMMON + plain)
+    assert load_agent(f"{tmp_path}/shown.py:{name}").shows_images is shows
+
+
+@pytest.mark.parametrize("name", ["shapes", "picture_grid"])
+def test_without_a_named_model_pictures_choose_the_one_that_reads_them(name: str) -> None:
+    env = str(ENVS / f"{name}.py")
+    report = checked(env, chooses_model=True)
+    assert (ids(report), report.env["model"]) == (set(), CHOSEN_VISION)
+    assert ids(checked(env, episodes=1)) == {"images-unread"}  # the text model was named
 
 
 @pytest.mark.slow

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+from agentrl.assets import tiny_model_path
+from agentrl.check.tokenizer import FileTokenizer
 from agentrl.core.callbacks import GroupJudged
 from agentrl.core.summaries import summarize
 from agentrl.core.types import EvalSampling, FinishReason, Group, GroupRequest, Status, Task, Trajectory, Turn, floats, ints
@@ -33,8 +36,8 @@ class Answer:
 class PlantedRun:
     """A run whose groups are given answer by answer; each step trains the groups since the one before."""
 
-    def __init__(self, folder: Path) -> None:
-        self.made = MadeRun(folder)
+    def __init__(self, folder: Path, agent: str = "envs/frozen_lake.py") -> None:
+        self.made = MadeRun(folder, agent=agent)
         self.folder, self.steps = folder, 0
         self._groups: list[int] = []
 
@@ -66,6 +69,11 @@ class PlantedRun:
         return examine(Evidence(RunReader(self.folder)), str(self.folder))
 
 
+@cache
+def _tokenizer() -> FileTokenizer:
+    return FileTokenizer(tiny_model_path())
+
+
 def _trajectory(group: int, index: int, version: int, answer: Answer) -> Trajectory:
     name = f"{group}-0-{index}"
     turns = tuple(_turn(number, version, answer) for number in range(answer.turns))
@@ -84,7 +92,8 @@ def _trajectory(group: int, index: int, version: int, answer: Answer) -> Traject
 
 
 def _turn(number: int, version: int, answer: Answer) -> Turn:
-    ids = [10 + len(word) for word in answer.text.split()] or [9]
+    # Tokens of the bundled model, so that a replay reads the same text; the last one ends the turn.
+    ids = [*_tokenizer()(answer.text, add_special_tokens=False).input_ids, *([] if answer.cut else [1])]
     return Turn(
         prompt_ids=ints([5, 6, 7]),
         token_ids=ints(ids),

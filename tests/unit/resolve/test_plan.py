@@ -9,6 +9,7 @@ import pytest
 
 import agentrl
 from agentrl.api.preview import preview
+from agentrl.assets import CHOSEN_VISION, VISION_MODEL, located_model, tiny_model_path
 from agentrl.cli.main import main
 from agentrl.config.mapping import flattened, from_mapping
 from agentrl.config.schema import TrainConfig
@@ -46,6 +47,17 @@ def test_a_dry_run_prints_what_the_run_writes(tmp_path: Path, capsys: pytest.Cap
     assert printed["engine"]["engine"] == "transformers"
     assert printed["rollout"]["rollout_workers_per_engine"] == 1
     assert (printed["sources"]["engine"], printed["sources"]["num_steps"]) == ("machine", "flag")
+
+
+@pytest.mark.parametrize("name", ["shapes", "picture_grid"])
+def test_an_environment_that_shows_pictures_takes_the_bundled_model_that_reads_them(name: str) -> None:
+    agent = ["--agent", f"envs/{name}.py"]
+    plan = RunPlan.of(read_train(agent), named=False)
+    assert (plan.settings.model.model, plan.sources["model"]) == (located_model(VISION_MODEL), "settings")
+    assert f"model {CHOSEN_VISION}" in plan.notes
+    named = RunPlan.of(read_train([*agent, "--model", str(tiny_model_path())]), named=False)
+    assert named.settings.model.model == str(tiny_model_path())
+    assert plan_of().settings.model.model == ""
 
 
 def test_each_setting_has_its_source(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Defects that reach beyond the environment."""
 
 import ctypes
+import json
 import os
 import signal
 import sys
+from typing import ClassVar
 
 from sound import AsyncTries, Sums
 
@@ -21,6 +23,41 @@ class ChangesEnviron(Sums):
 class SetsAlarmHandler(AsyncTries):
     async def reset(self, state):
         signal.signal(signal.SIGALRM, lambda *_: None)
+
+
+class LeavesTimer(AsyncTries):
+    async def step(self, state):
+        signal.setitimer(signal.ITIMER_REAL, 60)
+        return await super().step(state)
+
+
+class ReplacesJson(Sums):
+    def reset(self, state):
+        json.dumps = json.loads = lambda *values, **options: ""
+
+
+class ReplacesCalls(Sums):
+    def reset(self, state):
+        def refuse(*values, **options):
+            raise OSError("no")
+
+        os.fstat = os.getcwd = os.kill = refuse
+
+
+class ClearsModules(Sums):
+    def reset(self, state):
+        sys.modules.clear()
+
+
+class OpensAllFiles(Sums):
+    files: ClassVar = []
+
+    def reset(self, state):
+        try:
+            while True:
+                self.files.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
 
 
 class Prints(Sums):

@@ -1,5 +1,7 @@
 """Defects of rewards and ends."""
 
+import re
+
 from sound import Sums, Tries
 
 from agentrl import ResetResult, StepResult, Task
@@ -18,6 +20,68 @@ class RewardsEverything(Tries):
 class LooksForLabelInText(Sums):
     def step(self, state):
         return StepResult(float(state.label in state.action_text), terminated=True)
+
+
+class ManyLabels(Sums):
+    @classmethod
+    def tasks(cls):
+        return [Task(f"What is {number}+1000?", label=str(number + 1000)) for number in range(60)]
+
+
+class LooksForOneLabelOfMany(ManyLabels):
+    """No constant answer names enough of the labels."""
+
+    def step(self, state):
+        return StepResult(float(state.label in state.action_text), terminated=True)
+
+
+class TakesAnyNumber(ManyLabels):
+    def step(self, state):
+        return StepResult(float(state.label in re.findall(r"\d+", state.action_text)), terminated=True)
+
+
+class TakesTheLastNumber(ManyLabels):
+    """Sound: an answer that names several has one that counts."""
+
+    def step(self, state):
+        return StepResult(float(re.findall(r"\d+", state.action_text)[-1:] == [state.label]), terminated=True)
+
+
+class WrongSign(ManyLabels):
+    def step(self, state):
+        return StepResult(-float(state.action_text.strip() == state.label), terminated=True)
+
+
+class JudgeIgnoresLabel(ManyLabels):
+    def step(self, state):
+        return StepResult(0.9 if "score: 9" in state.action_text or len(state.action_text) > 5000 else 0.3, terminated=True)
+
+
+class PaysEveryLook(ManyLabels):
+    """Looking is paid again and again, and more in the end than the answer."""
+
+    price = 0.2
+
+    def solve(self, state):
+        return state.label if state.turn else "LOOK"
+
+    def step(self, state):
+        if state.action_text == "LOOK":
+            return StepResult(self.price, "You see a number.")
+        return StepResult(float(state.action_text == state.label), terminated=True)
+
+
+class PaysLookALittle(PaysEveryLook):
+    """Sound: the answer is worth more than all looks."""
+
+    price = 0.02
+
+
+class PaysLookWithoutSolve(PaysEveryLook):
+    solve = None
+
+    def reset(self, state):
+        return ResetResult(f"{state.task.prompt} Write LOOK to see it.")
 
 
 class NearlyAlwaysYes(Sums):
