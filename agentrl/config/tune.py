@@ -164,15 +164,15 @@ class OptimConfig:
 
     batch_size: Annotated[Count, Alias("--train-batch-size")] = 32
     """Rows of an optimizer step, over all ranks."""
-    micro_batch_size: Annotated[CountOrZero, Alias("--micro-train-batch-size", "--per-device-train-batch-size")] = 0
+    micro_batch_size: Annotated[CountOrZero, Alias("--micro-train-batch-size")] = 0
     """Rows of ``--max-length`` that go through the model at once on one rank, or more that are shorter; 0: all of the rank's rows, at
     most 8."""
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Shape of the learning rate after warm-up, down to 0 for ``linear`` and ``cosine``."""
+    """Shape of the learning rate after warm-up; ``linear`` and ``cosine`` reach 0 behind the last step, as in transformers."""
     lr_warmup_steps: CountOrZero = 0
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises to its peak, in the first of them to a share of 1 / N."""
     optimizer: Annotated[OptimizerName, Alias("--optim")] = "adamw"
     """``muon``: torch's for the matrices of layers, AdamW for embeddings, output layer and vectors; ``adafactor``: torch's, whose update is
     the learning rate times the size of a parameter (root mean square). Both need ``--zero-stage 0``. ``adamw_8bit``: that of bitsandbytes,

@@ -24,6 +24,7 @@ HYPOTHESES: Mapping[str, Hypothesis] = {
     "turns-cut": answers.turns_cut,
     "format-never-met": answers.format_never_met,
     "all-masked": policy.all_masked,
+    "rewards-clipped": policy.rewards_clipped,
     "length-only": rewards.length_only,
     "one-answer-wins": rewards.one_answer_wins,
     "copying-wins": rewards.copying_wins,
