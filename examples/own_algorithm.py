@@ -6,7 +6,7 @@
         --off-policy examples/own_algorithm.py:agreeing_tokens \
         --group-filter examples/own_algorithm.py:mixed_results
 
-As they stand, they compute what `group_norm`, `ppo`, `icepop` and `--dynamic-filtering` do, so a run gives the same weights with either.
+As they stand, they compute what `group_norm`, `ppo`, `icepop` and `--flat-groups resample` do, so a run gives the same weights with either.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def agreeing_tokens(inputs: agentrl.CorrectionInputs, options: Agreement) -> age
 @agentrl.group_filter(compares_group=True)
 def mixed_results(group: agentrl.GroupSummary) -> str | None:
     """Train only on groups in which some episodes went better than others."""
+    if len({member.reward for member in group.trainable}) > 1:
+        return None
     scores = [member.score for member in group.trainable if member.score is not None]
     if scores and sum(scores) == 0:
         return "too_hard"
     if scores and sum(scores) == len(scores):
         return "too_easy"
-    if len({member.reward for member in group.trainable}) == 1:
-        return "zero_variance"
-    return None
+    return "zero_variance"

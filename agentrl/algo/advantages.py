@@ -5,6 +5,7 @@ torch is imported when advantages are computed, so that a configuration can be c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,15 +37,20 @@ class AdvantageOptions:
 
     advantage_std_norm: bool = True
     """Divide by the standard deviation where the estimator whitens or normalises."""
-    reward_clip_range: tuple[float, float] = (-10.0, 10.0)
-    """Rewards are clipped to this range before any baseline."""
+    reward_clip_range: tuple[float, float] | None = None
+    """Range to which rewards are clipped before any baseline; unset: they are taken as they are."""
 
     def __post_init__(self) -> None:
-        flag, (low, high) = "--reward-clip-range", self.reward_clip_range
+        flag, (low, high) = "--reward-clip-range", self.bounds
         if not low < high:
             raise ConfigError(flag, (low, high), "the first number must be smaller than the second", "Swap them.")
         if not low <= 0.0 <= high:
             raise ConfigError(flag, (low, high), "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0.")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest reward after clipping."""
+        return self.reward_clip_range or (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +112,7 @@ class AdvantageInputs:
 
         In float64: in float32 the rounding of a mean of equal rewards is as large as the 1e-9 that guards a division by a deviation.
         """
-        low, high = options.reward_clip_range
+        low, high = options.bounds
         return self.rewards.double().clamp(low, high)
 
     def clipped_token_rewards(self, options: AdvantageOptions) -> Tensor:
@@ -114,7 +120,7 @@ class AdvantageInputs:
         return self._charged(self._clipped_tokens(options))
 
     def _clipped_tokens(self, options: AdvantageOptions) -> Tensor:
-        low, high = options.reward_clip_range
+        low, high = options.bounds
         clipped = self.rewards.clamp(low, high)
         # A reward of 0 is never clipped, because the range contains 0, so that 0 / 0 is never taken.
         scale = (clipped / self.rewards).where(clipped != self.rewards, 1.0)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
 from agentrl.algo.advantages import AdvantageOptions, DiscountedOptions
+from agentrl.algo.flat import Flat, equal_in_all, never_flat
 from agentrl.algo.options import NoOptions, checked_options, option_names
 from agentrl.algo.token_losses import LossOptions, clip_options
 from agentrl.core.errors import AgentRLError, ConfigError, PluginError
@@ -31,6 +32,7 @@ class EstimatorFacts:
 
     options: type[AdvantageOptions] = AdvantageOptions
     compares_group: bool = False
+    flat: Flat | None = None
     needs_critic: bool = False
     whitens: bool = False
     charges_kl: bool = False
@@ -43,6 +45,11 @@ class EstimatorFacts:
     def discounts(self) -> bool:
         """True if the estimator has a discount."""
         return "gamma" in option_names(self.options)
+
+    @property
+    def is_flat(self) -> Flat:
+        """Function that says of which groups nothing is learned; `never_flat` if there are none."""
+        return self.flat or (equal_in_all if self.compares_group else never_flat)
 
     @property
     def bootstraps(self) -> bool:
@@ -101,6 +108,7 @@ def advantage_estimator(
     *,
     options: type[AdvantageOptions] | None = ...,
     compares_group: bool = ...,
+    flat: Flat | None = ...,
     needs_critic: bool = ...,
     whitens: bool = ...,
     discounts: bool = ...,
@@ -116,6 +124,7 @@ def advantage_estimator(
     *,
     options: type[AdvantageOptions] | None = None,
     compares_group: bool = False,
+    flat: Flat | None = None,
     needs_critic: bool = False,
     whitens: bool = False,
     discounts: bool = False,
@@ -134,6 +143,8 @@ def advantage_estimator(
         options: Class of its options, a frozen dataclass that inherits from `AdvantageOptions`, the default. The estimator discounts if
             one of them is ``gamma``; otherwise ``--gamma`` must be 1.
         compares_group: It compares the episodes of a group, which must have at least 2 of them.
+        flat: A function of (`GroupSummary` with the members of one agent, options) that is true where every token would get 0, for
+            ``--flat-groups``. Default: with `compares_group`, groups of equal totals, components and turns; otherwise none.
         needs_critic: It reads ``inputs.values``, and returns the targets of the critic. If one of its options is
             ``bootstrap_truncated`` and that is true, it finds ``inputs.at_cut`` too.
         whitens: Its advantages are whitened over all tokens of the step after it returned.
@@ -151,6 +162,7 @@ def advantage_estimator(
     facts = EstimatorFacts(
         options=checked_options(options or (DiscountedOptions if discounts else AdvantageOptions), AdvantageOptions),
         compares_group=compares_group,
+        flat=flat,
         needs_critic=needs_critic,
         whitens=whitens,
         charges_kl=charges_kl,

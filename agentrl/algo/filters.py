@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from typing import TypeAlias
 
 from agentrl.algo import facts
-from agentrl.algo.statistics import SAME
-from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.algo.flat import by_agent
+from agentrl.core.summaries import GroupSummary
 
 GroupFilter: TypeAlias = Callable[[GroupSummary], str | None]
 """From a finished group to the reason for which it is rejected, or `None` to train on it."""
@@ -24,15 +24,9 @@ class Rejection(StrEnum):
     TOO_EASY = "too_easy"
     """The mean score is not below the upper bound."""
     ZERO_VARIANCE = "zero_variance"
-    """All rewards are equal once they are clipped, so that every group estimator would give advantage 0."""
+    """It is flat: the estimator would give advantage 0 to every token."""
     TRUNCATED = "truncated"
     """Too few of its episodes ended by themselves, where truncated ones are not trained."""
-
-
-def all_same(rewards: Sequence[float]) -> bool:
-    """Return True if rewards differ by rounding at most."""
-    low, high = min(rewards), max(rewards)
-    return high - low <= SAME * max(high, -low)
 
 
 def keep_all(group: GroupSummary) -> str | None:
@@ -41,27 +35,23 @@ def keep_all(group: GroupSummary) -> str | None:
     return None
 
 
-def dynamic_filter(
-    group: GroupSummary,
-    score_range: tuple[float, float] = (0.0, 1.0),
-    reward_clip_range: tuple[float, float] = (-math.inf, math.inf),
+def reject_flat(
+    group: GroupSummary, flat: Callable[[GroupSummary], bool], score_range: tuple[float, float] | None = None
 ) -> Rejection | None:
-    """Reject a group without contrast: DAPO's dynamic sampling (arXiv:2503.14476).
+    """Reject a group of which nothing is learned, or whose mean score is not inside a range: dynamic sampling (DAPO, arXiv:2503.14476).
 
-    A group of several agents is kept if it is worth training on for one of them, each judged by its own rewards and scores.
+    A group of several agents is kept if it is worth training on for one of them, each judged by its own episodes.
 
     Args:
         group: The finished group.
-        score_range: The group is kept only if its mean score lies strictly inside.
-        reward_clip_range: Range to which estimators clip rewards.
+        flat: Says whether nothing is learned of a group with the members of one agent; see `agentrl.algo.plan.flatness`.
+        score_range: The mean score must lie strictly inside, if it is given and the group has scores.
 
     Returns:
         The reason to reject it, for the first agent if there are several; `None` to keep it.
     """
-    members = group.trainable
-    agents = dict.fromkeys(member.agent for member in members) or ("",)
-    reasons = [_without_contrast([m for m in members if m.agent == agent], score_range, reward_clip_range) for agent in agents]
-    return None if None in reasons else reasons[0]
+    reasons = [_reason(part, flat, score_range) for part in by_agent(group)]
+    return None if None in reasons else next(iter(reasons), None)
 
 
 def filter_truncated(group: GroupSummary, keep: GroupFilter, *, in_baseline: bool, least: int) -> str | None:
@@ -103,18 +93,16 @@ def filter_facts(name: str) -> facts.FilterFacts:
     return found
 
 
-def _without_contrast(
-    members: Sequence[MemberSummary], score_range: tuple[float, float], reward_clip_range: tuple[float, float]
-) -> Rejection | None:
-    """The reason for which one agent would learn nothing; members without a score are left out of the mean."""
-    scores = [member.score for member in members if member.score is not None]
-    if scores:
+def _reason(group: GroupSummary, flat: Callable[[GroupSummary], bool], score_range: tuple[float, float] | None) -> Rejection | None:
+    """The reason to reject what one agent did; members without a score are left out of the mean."""
+    is_flat = flat(group)
+    scores = [member.score for member in group.trainable if member.score is not None]
+    if scores and (is_flat or score_range is not None):
+        low, high = score_range or (0.0, 1.0)
         # The exact sum, so that a mean at a bound does not depend on the order of the members.
         mean = math.fsum(scores) / len(scores)
-        if mean <= score_range[0]:
+        if mean <= low:
             return Rejection.TOO_HARD
-        if mean >= score_range[1]:
+        if mean >= high:
             return Rejection.TOO_EASY
-    low, high = reward_clip_range
-    rewards = [min(max(member.reward, low), high) for member in members if member.reward is not None]
-    return Rejection.ZERO_VARIANCE if rewards and all_same(rewards) else None
+    return Rejection.ZERO_VARIANCE if is_flat else None

@@ -11,10 +11,12 @@ from agentrl.algo import facts
 from agentrl.algo.corrections import CORRECTIONS
 from agentrl.algo.estimators import ESTIMATORS
 from agentrl.algo.facts import Kind, facts_of
+from agentrl.algo.flat import never_flat
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.options import option_names
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile, flag
+from agentrl.core.summaries import GroupSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class AlgoSettings:
     ``agentrl sft`` for its rows, and ``batch_size``, the demonstrations of a step: ``chats.jsonl#batch_size=16&train_on=last``."""
     sft_coef: Annotated[NonNegative, Alias("--ptx-coef")] = 0.05
     """Weight in the loss of the mean negative log-likelihood of the trained tokens of ``--sft-data``; 0 only reports it."""
-    mask_truncated: bool = False
+    mask_truncated: Annotated[bool, Alias("--mask-truncated-completions")] = False
     """Train nothing on episodes that a budget or the environment cut short (DAPO's overlong filtering)."""
     truncated_in_baseline: bool = True
     """With ``--mask-truncated``: their rewards still count in the baseline of their group; off: they are left out of it."""
@@ -70,7 +72,7 @@ class AlgoSettings:
     weights might choose others."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
     """Aggregation of token losses into one number; denominators are global over micro-batches and ranks."""
-    init_kl_coef: Annotated[NonNegative, Alias("--beta")] = 0.0
+    init_kl_coef: Annotated[NonNegative, Alias("--beta", sets={"use_kl_loss": "true", "kl_estimator": "k3"})] = 0.0
     """Weight of the KL penalty against the initial policy; 0 loads no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     """Estimator of the KL divergence."""
@@ -150,6 +152,21 @@ def options_of(algo: AlgoConfig, function: Callable[..., Any]) -> Any:
     """Return the options of an estimator, a loss or a correction: its defaults, and in their place those that were given."""
     kind = facts_of(function).options
     return kind(**{name: algo.options[name] for name in option_names(kind) if name in algo.options})
+
+
+def flatness(algo: AlgoConfig) -> Callable[[GroupSummary], bool]:
+    """Return the function that says of which groups, with the members of one agent, estimator and teacher learn nothing.
+
+    The penalty for the divergence from the reference and the entropy bonus, which know nothing of rewards, do not count.
+    """
+    estimator = facts.find(facts.ESTIMATOR, algo.advantage_estimator, ESTIMATORS)
+    options, flat = options_of(algo, estimator), never_flat if algo.teacher else facts_of(estimator).is_flat
+
+    def checked(group: GroupSummary) -> bool:
+        with facts.calls(facts.ESTIMATOR, flat):
+            return bool(flat(group, options))
+
+    return checked
 
 
 def bootstraps(algo: AlgoConfig) -> bool:

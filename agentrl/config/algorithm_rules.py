@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.algo.corrections import correction_facts, find_correction, needs_whole_batch
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import filter_facts
+from agentrl.algo.flat import never_flat
 from agentrl.algo.group_rewards import group_reward_facts
 from agentrl.algo.losses import loss_facts
 from agentrl.algo.plan import AlgoConfig, has_ratios, options_of
@@ -35,8 +36,6 @@ def _groups_can_be_compared(config: TrainConfig) -> None:
     if estimator_facts(estimator).compares_group:
         problem = f"the estimator {estimator!r} compares the members of a group and needs at least 2"
         raise ConfigError("--n-samples-per-prompt", n, problem, "Raise it, or choose --advantage-estimator reinforce.")
-    if flow.dynamic_filtering:
-        raise ConfigError("--dynamic-filtering", True, "filters on the spread within a group", "Use --n-samples-per-prompt 2 or more.")
     if flow.group_filter and filter_facts(flow.group_filter).compares_group:
         problem = "compares the members of a group and needs at least 2"
         raise ConfigError("--group-filter", flow.group_filter, problem, "Use --n-samples-per-prompt 2 or more.")
@@ -221,15 +220,22 @@ def _baseline_may_lack_truncated(config: TrainConfig) -> None:
 
 
 def _filter_flags_have_a_filter(config: TrainConfig) -> None:
-    own = config.flow.group_filter
-    if own and config.flow.dynamic_filtering:
-        raise ConfigError("--group-filter", own, "takes the place of --dynamic-filtering", "Leave out one of the two.")
+    flow, algo = config.flow, config.algo
+    own, chosen = flow.group_filter, flow.score_range
+    if own and flow.flat_groups == "resample":
+        raise ConfigError("--group-filter", own, "takes the place of --flat-groups resample", "Leave out one of the two.")
     if own:
         # The user's file is imported here, so that a mistake in it is answered before anything is started.
         filter_facts(own)
-    chosen = config.flow.dynamic_filtering_range
-    if chosen != FlowConfig.dynamic_filtering_range and not config.flow.dynamic_filtering:
-        raise ConfigError("--dynamic-filtering-range", chosen, "has no effect while filtering is off", "Add --dynamic-filtering.")
+    if chosen is not None and (own or flow.flat_groups == "train"):
+        problem = "has no effect with --group-filter" if own else "has no effect while all groups are trained"
+        raise ConfigError("--score-range", chosen, problem, "Leave it out." if own else "Add --flat-groups resample or drop.")
+    if flow.flat_groups == "train" or own or chosen is not None:
+        return
+    taught = f"--teacher {algo.teacher}" if algo.teacher else f"--advantage-estimator {algo.advantage_estimator}"
+    if algo.teacher or estimator_facts(algo.advantage_estimator).is_flat is never_flat:
+        problem = f"has no effect with {taught}, which learns of every group"
+        raise ConfigError("--flat-groups", flow.flat_groups, problem, "Leave it out, or choose groups by --score-range 0 1.")
 
 
 def _group_reward_can_judge(config: TrainConfig) -> None:

@@ -69,12 +69,14 @@ class Replaced:
         new: Name of the setting now.
         answer: What to write now, for messages.
         value: Makes the value of the new setting from the old ones that are given, by name, and from its own, `None` if it has none.
+        more: Makes further settings of this version from the old ones.
     """
 
     old: tuple[str, ...]
     new: str
     answer: str
     value: Callable[[Mapping[str, Any], Any], Any]
+    more: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
 
 
 OFFLOADS = {"optimizer_offload": "optimizer", "activation_offload": "activations", "reference_offload": "reference", "ema_offload": "ema"}
@@ -180,6 +182,14 @@ REPLACED: tuple[Replaced, ...] = (
         lambda old, now: (*(now or ()), *(["enforce_eager"] if old["enforce_eager"] else [])),
     ),
     Replaced(
+        ("dynamic_filtering", "dynamic_filtering_range"),
+        "flat_groups",
+        "write --flat-groups resample --score-range 0 1",
+        lambda old, now: "resample" if old.get("dynamic_filtering") else now or "train",
+        # A range did nothing where filtering was off, and every file of a run had one.
+        lambda old: {"score_range": list(old.get("dynamic_filtering_range", (0.0, 1.0)))} if old.get("dynamic_filtering") else {},
+    ),
+    Replaced(
         ("branch_entropy",),
         "branch_at",
         "write --branch-at entropy:0.2",
@@ -209,7 +219,7 @@ def renewed(values: Mapping[str, Any]) -> dict[str, Any]:
     for each in REPLACED:
         if old := {name: new.pop(name) for name in each.old if name in new}:
             value = each.value(old, new.get(each.new))
-            new[each.new] = list(value) if isinstance(value, tuple) else value
+            new |= {each.new: list(value) if isinstance(value, tuple) else value, **each.more(old)}
     if new.get("record") == "budget":
         new["record"] = RECORD_MIB
     return new

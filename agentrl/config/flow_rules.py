@@ -14,10 +14,11 @@ def _async_and_staleness_agree(flow: FlowConfig) -> None:
 
 
 def _ranges_are_ordered(flow: FlowConfig) -> None:
-    low, high = flow.dynamic_filtering_range
-    if not low < high:
+    if flow.score_range is None:
+        return
+    if not flow.score_range[0] < flow.score_range[1]:
         problem = "the first number must be smaller than the second"
-        raise ConfigError("--dynamic-filtering-range", (low, high), problem, "Swap them.")
+        raise ConfigError("--score-range", flow.score_range, problem, "Swap them.")
 
 
 def _forks_fit_the_group(flow: FlowConfig, samples: int, turns: int, *, has_partners: bool) -> None:

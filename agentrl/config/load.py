@@ -36,7 +36,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import Setting, sections_of, settings_of
 from agentrl.config.words import ENVIRONMENT, Word, choices, flags_of, parse
 from agentrl.core.errors import ConfigError, UnknownFlagError
-from agentrl.core.settings import flag
+from agentrl.core.settings import Alias, flag
 
 C = TypeVar("C")
 
@@ -113,38 +113,53 @@ def other_systems() -> dict[str, Any]:
 
 
 def aliases(settings: type[Any], command: str = "train") -> Mapping[str, tuple[str, ...]]:
-    """Return the further flags of a command, each with the flag or flags that it stands for; a setting's own flag is none."""
+    """Return the further flags of a command, each with the flag or flags that it stands for; a setting's own flag is none.
+
+    A flag with a value, ``--flag=value``, is set beside those that take the value of the alias.
+    """
     table = settings_of(settings)
     found: dict[str, tuple[str, ...]] = {}
     for setting in table.values():
-        for name in setting.aliases(command):
-            if name[2:].replace("-", "_") not in table:
-                found[name] = (*found.get(name, ()), flag(setting.name))
+        for alias in (note for note in setting.notes if isinstance(note, Alias) and note.command in ("", command)):
+            own = f"{flag(setting.name)}={alias.value}" if alias.value else flag(setting.name)
+            for name in alias.flags:
+                if name[2:].replace("-", "_") not in table:
+                    found[name] = (*found.get(name, ()), own, *(f"{flag(other)}={value}" for other, value in alias.sets.items()))
     return found
 
 
 def expand_aliases(args: Sequence[str], known: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the words with every alias, ``--flag value`` or ``--flag=value``, ``_`` or ``-``, replaced by our flag or flags."""
     words: list[str] = []
-    rest = list(args)
+    rest, sets = list(args), list[str]()
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name
-        targets = known.get(name)
-        if targets is None:
-            words.append(name + equals + value)
+        given = [target for target in known.get(name, ()) if "=" in target]
+        targets = [target for target in known.get(name, ()) if "=" not in target]
+        follows = next(iter(rest), "") if targets else "1"
+        if _is_on(value if equals else follows):
+            sets += given
+        if not targets:
+            words += [] if given else [name + equals + value]
         elif name == "--use-tensorboard":
             words += targets
             rest = rest[1:] if rest and not rest[0].startswith("-") else rest  # OpenRLHF's takes a directory
         elif equals:
-            words += [f"{target}={value}" for target in targets]
+            (sets if len(targets) > 1 else words).extend(f"{target}={value}" for target in targets)
         elif len(targets) > 1 and rest:
             value = rest.pop(0)
-            words += [part for target in targets for part in (target, value)]
+            sets += [f"{target}={value}" for target in targets]
         else:
             words += targets
-    return words
+    # In front, so that a flag of a single setting counts, wherever it stands.
+    return [*sets, *words]
+
+
+def _is_on(value: Any) -> bool:
+    """Return False for a value that switches a setting off, in Python or as a word."""
+    return str(value).lower() != "false" and _typed(str(value)) != 0
 
 
 def load(command: Command[C], args: Sequence[str], path: Path | None = None) -> C:
@@ -251,26 +266,34 @@ def read_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
 def _named_values(given: Mapping[str, Any], form: type[Any], command: Command[Any]) -> dict[str, Any]:
     """The values that Python code gives, by the names of the settings."""
     homes, other_names = settings_of(form), aliases(form, command.name)
-    values: dict[str, Any] = {}
+    values, sets = dict[str, Any](), dict[str, Any]()
     for key, value in given.items():
-        for name in _fields_named(key, other_names):
+        targets = _fields_named(key, other_names)
+        several = sum(not fixed for _, fixed in targets) > 1
+        for name, fixed in targets:
+            if fixed:
+                sets |= {name: fixed.split() if " " in fixed else fixed} if _is_on(value) else {}
+                continue
             if name not in homes:
                 refuse_foreign(form, name, value, given)
                 known = ["async_" if field == "asynchronous" else field for field in homes]
                 raise ConfigError(key, value, "is not a setting", suggest(key, known, command.prog))
+            if several:
+                sets[name] = value
+                continue
             if name in values:
-                first = next(other for other in given if name in _fields_named(other, other_names))
+                first = next(other for other in given if (name, "") in _fields_named(other, other_names))
                 raise ConfigError(key, value, f"is given twice, also as {first}", "Keep one of the two.")
             values[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return values
+    return {**sets, **values}
 
 
-def _fields_named(key: str, other_names: Mapping[str, Sequence[str]]) -> list[str]:
-    """The fields that a name in Python stands for."""
-    words = other_names.get("--" + key.replace("_", "-"), (key,))
+def _fields_named(key: str, other_names: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """The fields that a name in Python stands for, each with the value that it sets; empty for those that take the value given."""
+    words = [word.partition("=") for word in other_names.get("--" + key.replace("_", "-"), (key,))]
     # `async` is a keyword of Python, so that the name of this setting ends with an underscore there.
-    names = [word.removeprefix("--").replace("-", "_").rstrip("_") for word in words]
-    return ["asynchronous" if name == "async" else name for name in names]
+    names = [(word.removeprefix("--").replace("-", "_").rstrip("_"), value) for word, _, value in words]
+    return [("asynchronous" if name == "async" else name, value) for name, value in names]
 
 
 def answer_help(words: Sequence[str], command: Command[Any], form: type[Any]) -> None:

@@ -178,12 +178,12 @@ class OptimConfig(ComputeConfig):
     micro_batch_tokens: Annotated[CountOrZero, ResumeMayChange, Alias("--train-max-tokens-per-gpu", "--max-tokens-per-gpu")] = 0
     """Tokens that go through the model at once on one rank; a longer row or pair goes alone. More take more memory; the loss is the same.
     0: 1024 on a CPU for a model from 5e7 parameters, else 8192."""
-    micro_batch_size: Annotated[CountOrZero, ResumeMayChange, Alias("--micro-train-batch-size", "--per-device-train-batch-size")] = 0
+    micro_batch_size: Annotated[CountOrZero, ResumeMayChange, Alias("--micro-train-batch-size")] = 0
     """Earlier form of ``--micro-batch-tokens``: so many times ``--max-length`` tokens."""
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Shape of the learning rate after warm-up."""
+    """Shape of the learning rate after warm-up; ``linear`` and ``cosine`` end behind the last step, as in transformers."""
     zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 0
     """DeepSpeed ZeRO stage; in bfloat16 0 means 1. One rank in float32 without ZeRO trains without DeepSpeed."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False

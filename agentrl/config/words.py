@@ -110,7 +110,7 @@ def _tokens(args: Sequence[str], flags: Mapping[str, tuple[Setting, bool]]) -> I
         if bare(setting.hint) is bool:
             yield [word], setting, (text if equals else on)
             continue
-        following = [text] if equals else rest[: _length(name, setting, rest)]
+        following = _parts(setting, text) if equals else rest[: _length(name, setting, rest)]
         rest = rest if equals else rest[len(following) :]
         yield [word, *([] if equals else following)], setting, _value(setting, following)
 
@@ -123,23 +123,36 @@ def _repeats(hint: Any) -> bool:
 
 def _length(name: str, setting: Setting, rest: Sequence[str]) -> int:
     """The number of words that follow a flag as its values."""
-    hint = bare(setting.hint)
+    hint = _tuple_of(setting.hint)
     free = next((at for at, word in enumerate(rest) if word.startswith("--")), len(rest))
     if _repeats(hint):
         return free
-    wanted = len(get_args(hint)) if get_origin(hint) is tuple else 1
+    unset = rest[:1] == ["None"] and bare(setting.hint) is not hint
+    wanted = len(get_args(hint)) if get_origin(hint) is tuple and not unset else 1
     if free < wanted:
         problem = "has no value" if wanted == 1 else f"needs {wanted} values"
         raise ConfigError(name, " ".join(rest[:free]) or None, problem, f"Write {' '.join([name, *['VALUE'] * wanted])}.")
     return wanted
 
 
+def _parts(setting: Setting, text: str) -> list[str]:
+    """Return the values after an equals sign, of which a setting of several may have more than one."""
+    return text.split() if get_origin(_tuple_of(setting.hint)) is tuple and not _repeats(setting.hint) else [text]
+
+
+def _tuple_of(hint: Any) -> Any:
+    """Return a type without what annotates it, and of one that may be unset what else it is, if that is a tuple."""
+    hint = bare(hint)
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return next((part for part in parts if get_origin(part) is tuple), hint)
+
+
 def _value(setting: Setting, texts: Sequence[str]) -> Any:
-    hint = bare(setting.hint)
+    hint = _tuple_of(setting.hint)
     if _repeats(hint):
         return tuple(_typed(text, get_args(hint)[0]) for text in texts)
     if get_origin(hint) is tuple:
-        return tuple(map(_typed, texts, get_args(hint)))
+        return None if texts == ["None"] else tuple(map(_typed, texts, get_args(hint)))
     return _typed(texts[0], hint)
 
 

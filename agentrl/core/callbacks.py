@@ -72,7 +72,8 @@ class GroupJudged:
         group_id: Number of the group in the run.
         attempt: Number of the attempt, from 0.
         task: The task that was played.
-        verdict: ``kept``: will be trained on; ``filtered``: by ``--dynamic-filtering``; ``retried`` or ``dropped``: too much of it failed.
+        verdict: ``kept``: will be trained on; ``filtered``: by ``--flat-groups`` or ``--group-filter``; ``retried`` or ``dropped``: too
+            much of it failed.
         reason: Why the group was not kept; empty if it was.
         summary: Everything about the group but its tokens.
         version: Version of the weights that were live when the group was admitted.

@@ -189,7 +189,7 @@ class TooManyFailuresError(AgentRLError, RuntimeError):
 
 
 class NothingToTrainError(AgentRLError, RuntimeError):
-    """Dynamic filtering rejected nearly every group for a long time."""
+    """The filter rejected nearly every group for a long time."""
 
 
 class StallError(AgentRLError, TimeoutError):

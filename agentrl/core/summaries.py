@@ -14,7 +14,8 @@ from agentrl.core.types import Group, Status, Trajectory
 class MemberSummary:
     """Facts of one trajectory for the driver, without its tokens.
 
-    `episode_id` is that of the trajectory; "" stands for an episode of its own.
+    `episode_id` is that of the trajectory; "" stands for an episode of its own. `turn_rewards` and `states` have an entry for each trained
+    turn: its reward (in the last one what the episode earned beside, too), and a number that equal states of a group share.
     """
 
     status: Status
@@ -33,6 +34,9 @@ class MemberSummary:
     timings: Mapping[str, float] = field(default_factory=dict)
     model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     forked_turns: int = 0
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    turn_rewards: tuple[float, ...] = ()
+    states: tuple[int, ...] = ()
 
     @property
     def trainable(self) -> bool:
@@ -135,18 +139,23 @@ def summarize(
     group: Group, *, seconds: float, records: tuple[Mapping[str, Any], ...] = (), requests: tuple[Mapping[str, Any], ...] = ()
 ) -> GroupSummary:
     """Reduce a group to what the driver needs; no token survives."""
+    states: dict[tuple[object, ...], int] = {}
     return GroupSummary(
         group_id=group.group_id,
-        members=tuple(map(_member, group.trajectories)),
+        members=tuple([_member(t, states) for t in group.trajectories]),
         versions=group.versions,
         seconds=seconds,
         records=records,
         requests=requests,
-        greedy=tuple(map(_member, group.greedy)),
+        greedy=tuple([_member(t, states) for t in group.greedy]),
     )
 
 
-def _member(t: Trajectory) -> MemberSummary:
+def _member(t: Trajectory, states: dict[tuple[object, ...], int]) -> MemberSummary:
+    turns = [turn for turn in t.turns if not turn.masked] if t.status.trainable else []
+    rewards = [turn.reward for turn in turns]
+    if rewards:
+        rewards[-1] += (t.reward or 0.0) - sum(rewards)
     return MemberSummary(
         status=t.status,
         reward=t.reward,
@@ -164,4 +173,7 @@ def _member(t: Trajectory) -> MemberSummary:
         timings=dict(t.timings),
         model_scores=dict(t.model_scores),
         forked_turns=t.forked_turns,
+        reward_parts=dict(t.reward_parts),
+        turn_rewards=tuple(rewards),
+        states=tuple([states.setdefault((t.agent, *turn.state), len(states)) for turn in turns]),
     )

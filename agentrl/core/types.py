@@ -197,6 +197,12 @@ class Turn:
     def __post_init__(self) -> None:
         _aligned("Turn", self.token_ids, self.logprobs, self.versions)
 
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Equal for turns that began in the same state: its name, or else what the model read before them."""
+        read = (self.prompt_ids.tobytes(), *(each.image.key for each in self.images))
+        return read if self.state_key is None else (self.state_key,)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -27,6 +27,7 @@ HYPOTHESES: Mapping[str, Hypothesis] = {
     "format-never-met": answers.format_never_met,
     "all-masked": policy.all_masked,
     "right-earns-less": rewards.right_earns_less,
+    "rewards-clipped": policy.rewards_clipped,
     "length-only": rewards.length_only,
     "one-answer-wins": rewards.one_answer_wins,
     "copying-wins": rewards.copying_wins,

@@ -12,6 +12,7 @@ from agentrl.doctor.evidence import Evidence, JudgedGroup, PlayedEpisode
 from agentrl.doctor.verdicts import Untested, Verdict
 from agentrl.evaluation.statistics import Estimate, bootstrap_mean, difference_of_means, share
 from agentrl.track.text import counted
+from agentrl.track.tracker import CLIPPED_SHARE
 
 MIN_STEPS, MIN_MISMATCHED = 4, 2
 MIN_TREND_GROUPS = 4
@@ -82,6 +83,20 @@ def all_masked(evidence: Evidence) -> Verdict | Untested | None:
                 id="all-masked", seen=text, share=seen, steps=steps, where=name, remedy=remedy, episodes=_of_steps(evidence, steps)
             )
     return None
+
+
+def rewards_clipped(evidence: Evidence) -> Verdict | Untested | None:
+    """In most steps a good part of the rewards is clipped, so that different ones count the same."""
+    values = evidence.column("reward/clipped")
+    steps = tuple(step for step, value in values if value >= CLIPPED_SHARE)
+    seen = share(len(steps), len(values))
+    if len(values) < MIN_STEPS or seen.low < MOST:
+        return None
+    text = f"reward/clipped is {_mean(dict(values), steps):.3g} on average in {len(steps)} of {len(values)} steps; rewards lie between "
+    text += f"{evidence.lowest:g} and {evidence.highest:g}"
+    return Verdict(
+        id="rewards-clipped", seen=text, share=seen, steps=steps, where="--reward-clip-range", episodes=_of_steps(evidence, steps)
+    )
 
 
 def _mean(values: Mapping[int, float], steps: Sequence[int]) -> float:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import anyio
 
 from agentrl.algo.filters import GroupFilter, keep_all
+from agentrl.algo.plan import flatness
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
 from agentrl.core.recording import RecordBudget
@@ -71,7 +72,7 @@ async def train(
     """
     progress = progress or Progress()
     run = RunState(
-        View(observer, asyncio.get_running_loop().time, progress.elapsed_s),
+        View(observer, asyncio.get_running_loop().time, progress.elapsed_s, flatness(settings.algo)),
         Groups(settings, iter(tasks), keep, progress, repeat, records),
         Publication(progress.step),
         Steps(learner, after_step, checkpoints, progress, settings.flow.groups_per_step if progress.step else 0),
@@ -163,5 +164,5 @@ def _nothing_trained(health: Health, counts: LedgerCounts) -> Exception:
         )
     return NothingToTrainError(
         f"tasks ran out and all {counts.submitted} groups were filtered ({health.filter_reasons()}): "
-        "widen --dynamic-filtering-range, change the tasks, or switch --dynamic-filtering off"
+        "widen --score-range, change the tasks, or use --flat-groups train"
     )

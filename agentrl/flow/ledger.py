@@ -172,7 +172,7 @@ class Health:
             raise NothingToTrainError(
                 f"only {passed} of the last {len(self._verdicts)} groups passed the filter ({self.filter_reasons()}). The tasks are "
                 "too easy or too hard for this model, or the reward never differs within a group: widen "
-                "--dynamic-filtering-range, raise --n-samples-per-prompt, change the tasks, or switch --dynamic-filtering off"
+                "--score-range, raise --n-samples-per-prompt, change the tasks, or use --flat-groups train"
             )
 
     def causes(self) -> str:

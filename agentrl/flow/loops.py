@@ -10,6 +10,7 @@ With ``max_staleness = 0`` there are only as many slots as one step has groups, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -150,8 +151,8 @@ def _carry_out(groups: Groups, view: View, spawn: Spawn, finished: Finished, jud
     if not failed:
         view.meter.verdict(summary, accepted=judged.kept)
     groups.health.attempt(summary, failed=failed)
-    if verdict == "kept":
-        groups.queue.accept(Accepted(group_request, finished.ref, summary, view.clock()))
+    if verdict == "kept" or (verdict == "filtered" and groups.settings.flow.flat_groups == "drop"):
+        groups.queue.accept(Accepted(group_request, finished.ref, summary, view.clock(), rejected=judged.reason))
     elif verdict == "retried":
         spawn(replace(group_request, attempt=group_request.attempt + 1))
     else:
@@ -168,16 +169,16 @@ def _carry_out(groups: Groups, view: View, spawn: Spawn, finished: Finished, jud
 async def train_steps(steps: Steps, groups: Groups, weights: Publication, view: View) -> None:
     """Take a step's groups, train, make the weights available, over and over.
 
-    Consumes the oldest groups of the queue; oversampled ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
-    to be accepted, and before each export for the previous publication to be live, so that at most one exported version is under way.
-    Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step. When the run
-    is stopped early, the step under way is the last one, and a checkpoint is written.
+    Consumes the oldest groups of the queue; oversampled ones are dropped, rejected ones left out. Produces new weights for `publish`.
+    Waits for the oldest groups to be accepted, and before each export for the previous publication to be live, so that at most one exported
+    version is under way. Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller
+    step. When the run is stopped early, the step under way is the last one, and a checkpoint is written.
     """
     size, ended_s = groups.settings.flow.groups_per_step, view.clock()
     async with anyio.create_task_group() as saves:
         for step in range(steps.first, groups.settings.training.num_steps):
             view.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
-            taken = await groups.queue.take(step)
+            taken = await _take(groups, step)
             if not taken.groups:
                 break
             _give_up(groups, taken.oversampled)
@@ -197,6 +198,23 @@ async def train_steps(steps: Steps, groups: Groups, weights: Publication, view: 
     weights.trained_in.close()
 
 
+async def _take(groups: Groups, step: int) -> Taken:
+    """Take the groups of a step. Where all of them were rejected, others are played in the place of the whole line."""
+    while not (taken := await groups.queue.take(step)).groups and taken.rejected:
+        _give_up(groups, taken.oversampled)
+        _leave_out(groups, taken.rejected)
+        for group_id in (*taken.oversampled, *(group.group_request.group_id for group in taken.rejected)):
+            groups.slots.release(group_id, Release.FILTERED)
+    return taken
+
+
+def _leave_out(groups: Groups, rejected: Sequence[Accepted]) -> None:
+    """Close the accounts of rejected groups in whose place no other is played."""
+    for group in rejected:
+        groups.ledger.filter(group.group_request.group_id, group.rejected)
+        groups.admissions.closed(group.group_request, group.summary)
+
+
 def _give_up(groups: Groups, group_ids: list[int]) -> None:
     """Drop the oversampled groups of a step; their slots stay taken until its weights are live, as those of the others do."""
     for group_id in group_ids:
@@ -212,11 +230,12 @@ async def _train_one(
     taken_s, depth = view.clock(), groups.queue.depth
     if step == steps.first:
         view.observer.on_stage("first training step")
-    steps.last_groups = len(taken.groups)
+    steps.last_groups = len(taken.groups) + len(taken.rejected)
     view.waiting("train", f"the learner to train step {step + 1}")
     result = await steps.learner.train(step, [group.ref for group in taken.groups])
     trained_s = view.clock()
     groups.ledger.train((group.group_request.group_id for group in taken.groups), sum(group.summary.num_forked for group in taken.groups))
+    _leave_out(groups, taken.rejected)
     for group in taken.groups:
         groups.admissions.closed(group.group_request, group.summary)
         groups.score_moments.add(member.model_scores for member in group.summary.trainable)
@@ -237,6 +256,7 @@ async def _train_one(
             version=step + 1,
             groups=taken.groups,
             oversampled=taken.oversampled,
+            rejected=[group.group_request.group_id for group in taken.rejected],
             result=result,
             update=update,
             interval_s=trained_s - previous_s,
@@ -344,6 +364,8 @@ async def publish(weights: Publication, groups: Groups, steps: Steps, pool: Roll
             groups.slots.release(group.group_request.group_id, Release.TRAINED)
         for group_id in trained.oversampled:
             groups.slots.release(group_id, Release.OVERSAMPLED)
+        for group_id in trained.rejected:
+            groups.slots.release(group_id, Release.LEFT_OUT)
         view.waiting("publish", "the engines' counters")
         stats = await pool.stats()
         counts = groups.ledger.check()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from agentrl.algo.filters import all_same
+from agentrl.algo.flat import by_agent
 from agentrl.core.metrics import average
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
@@ -27,6 +27,7 @@ class Trained:
     version: int  # steps done, which is the version of the new weights
     groups: Sequence[Accepted]  # what was trained on, oldest first
     oversampled: Sequence[int]  # ids of the groups that were started for the step and given up
+    rejected: Sequence[int] = ()  # ids of the groups of the step that the filter rejected, in whose place no other was played
     result: TrainResult  # the learner's report
     update: WeightUpdate  # how engines get the weights
     interval_s: float  # time from the end of the previous step to the end of this one
@@ -65,10 +66,15 @@ class _Window:
 
 
 class Meter:
-    """Collects the events between steps and turns them into metrics; the run starts when it is made."""
+    """Collects the events between steps and turns them into metrics; the run starts when it is made.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    Args:
+        clock: Gives the time, seconds.
+        flat: Says of which groups, with the members of one agent, nothing is learned.
+    """
+
+    def __init__(self, clock: Callable[[], float], flat: Callable[[GroupSummary], bool]) -> None:
+        self._clock, self._flat = clock, flat
         self.start_s = clock()
         self._window = _Window()
         self._stats: Mapping[str, EngineStats] = {}
@@ -108,7 +114,7 @@ class Meter:
         metrics = {
             "step": float(trained.version),
             "time_s": now - self.start_s,
-            **_rewards(trained.groups),
+            **_rewards(trained.groups, self._flat),
             **_tasks(trained.groups),
             **_episodes(trained.groups),
             **_staleness(trained),
@@ -127,18 +133,18 @@ class Meter:
         return metrics
 
 
-def _rewards(groups: Sequence[Accepted]) -> dict[str, float]:
+def _rewards(groups: Sequence[Accepted], flat: Callable[[GroupSummary], bool]) -> dict[str, float]:
     """Over trajectories; those of different agents are told apart, because only an agent's own are compared."""
     trained = [m for group in groups for m in group.summary.trainable]
     scores = [m.score for m in trained if m.score is not None]
     rewards = [float(m.reward or 0.0) for m in trained]
-    compared = [part for group in groups for part in _by_agent(group.summary.trainable).values()]
+    compared = [part for group in groups for part in by_agent(group.summary)]
     named = [m for group in groups for m in group.summary.members if m.agent]  # also agents that are not trained
     metrics = {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": _deviation(rewards),
         **{f"reward/{agent}": statistics.fmean(values) for agent, values in _by_agent(named).items()},
-        "group/zero_variance": statistics.fmean(all_same(part) for part in compared),
+        "group/zero_variance": statistics.fmean(map(flat, compared)),
         "group/count": float(len(groups)),
     }
     greedy = [m.reward or 0.0 for group in groups for m in group.summary.greedy if not m.frozen]

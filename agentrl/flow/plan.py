@@ -105,12 +105,18 @@ class FlowConfig:
     """Order of drawing tasks: ``epochs`` in an order of the seed; by the pass rate seen so far, ``curriculum`` (each task once, the easiest
     first; those of the same rate by the number under a key of their metadata, the smallest first, with ``curriculum:KEY``), or at random in
     proportion to 1 - rate (``failures``) or rate x (1 - rate) (``learnability``)."""
-    dynamic_filtering: bool = False
-    """Train only on groups with different rewards and a mean score strictly inside ``--dynamic-filtering-range``."""
-    dynamic_filtering_range: Annotated[tuple[float, float], Alias("--dynamic-filtering-reward-range")] = (0.0, 1.0)
-    """Open interval of mean scores that are kept."""
+    flat_groups: Annotated[
+        Literal["train", "drop", "resample"],
+        Alias("--dynamic-filtering", value="resample", sets={"score_range": "0 1"}),
+        Alias("--no-dynamic-filtering", value="train"),
+    ] = "train"
+    """Groups of which the estimator learns nothing, as those of equal rewards with most. ``train``: they are in the batch like others;
+    ``drop``: left out, so that the step trains on fewer; ``resample``: other tasks are played in their place (dynamic sampling)."""
+    score_range: Annotated[tuple[float, float] | None, Alias("--dynamic-filtering-range", "--dynamic-filtering-reward-range")] = None
+    """Open interval: groups whose mean score lies outside are treated as flat ones; 0 1 for groups that all solved or all failed."""
     group_filter: Annotated[str, UserFile] = ""
-    """Function of your own, ``file.py:name``, that says which groups are trained, in place of ``--dynamic-filtering``."""
+    """Function of your own, ``file.py:name``, that says which groups are trained, in place of the estimator; other tasks are played for
+    the rest, or with ``--flat-groups drop`` none."""
     group_reward: Annotated[str, UserFile] = ""
     """Reward that sees all episodes of a group: ``majority``, ``ranking``, ``diversity``, or a function of your own, ``file.py:name``."""
     group_reward_weight: float = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -30,6 +30,8 @@ class Release(Enum):
     """The group was not needed for a step whose weights are live; one group of the run's total is done."""
     FILTERED = auto()
     """The filter rejected the group; another may take its place."""
+    LEFT_OUT = auto()
+    """The filter rejected the group, its step went on without it, and its weights are live; one group of the run's total is done."""
     DROPPED = auto()
     """The group failed for good; another may take its place."""
     UNUSED = auto()
@@ -79,7 +81,7 @@ class Slots:
         if group_id not in self._held:
             raise LedgerError(f"group {group_id} gives back a slot that it does not hold ({reason.name.lower()})")
         self._held.remove(group_id)
-        if reason in (Release.TRAINED, Release.OVERSAMPLED):
+        if reason in (Release.TRAINED, Release.OVERSAMPLED, Release.LEFT_OUT):
             self._done += 1
         self._wake()
 
@@ -192,20 +194,22 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A group that may be trained on."""
+    """A group that a step may take: to be trained on, or, if the filter rejected it, to be left out."""
 
     group_request: GroupRequest  # as admitted
     ref: GroupRef  # the group, or the cluster's reference to it
     summary: GroupSummary  # what the driver knows of it
     accepted_s: float  # clock reading when it entered the queue
+    rejected: str = ""  # why the filter rejected it; empty if it may be trained on
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """Groups that one step removes from the line."""
 
-    groups: list[Accepted]  # to be trained on, oldest first; empty when nothing is left
+    groups: list[Accepted]  # to be trained on, oldest first; empty when nothing is left, or all of them were rejected
     oversampled: list[int]  # ids of the groups that were started beyond those of the step and are not needed
+    rejected: list[Accepted] = field(default_factory=list)  # in the step's place in the line, and left out of it
 
 
 _ABSENT = object()
@@ -252,7 +256,7 @@ class GroupQueue:
         self._fill_window()
 
     def accept(self, group: Accepted) -> None:
-        """Resolve a group: it waits for its turn to be trained on."""
+        """Resolve a group: it waits for its step."""
         group_id = group.group_request.group_id
         self._check_unresolved(group_id)
         if group_id in self._window:
@@ -283,7 +287,8 @@ class GroupQueue:
         """Wait until enough of the oldest groups are accepted for `step`, from 0, and remove the whole window from the line.
 
         Returns:
-            `count` groups. Fewer, perhaps none, only when the queue is closed and nothing is left behind them; none after `stop`.
+            `count` groups, rejected ones included. Fewer, perhaps none, only when the queue is closed and nothing is left behind them; none
+            after `stop`.
 
         Raises:
             StalenessError: If one of them is older than the bound, or newer than the weights it would train.
@@ -294,9 +299,15 @@ class GroupQueue:
         if self._stopped:
             return Taken([], [])
         accepted = [group for group in self._window.values() if group is not None]
-        first = {group.group_request.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
+        ranked = sorted(accepted, key=lambda group: (group.rejected != "", group.accepted_s))
+        first = {group.group_request.group_id for group in ranked[: self.count]}
         # The groups keep the order of admission, so that a batch does not depend on which of them finished first.
-        taken = Taken([group for group in accepted if group.group_request.group_id in first], [i for i in self._window if i not in first])
+        groups = [group for group in accepted if group.group_request.group_id in first]
+        taken = Taken(
+            groups=[group for group in groups if not group.rejected],
+            oversampled=[group_id for group_id in self._window if group_id not in first],
+            rejected=[group for group in groups if group.rejected],
+        )
         self._window, self._accepted = {}, 0
         self._fill_window()
         # Slots bound the lag already. A mistake there would train on old tokens without any sign, so it is checked again.

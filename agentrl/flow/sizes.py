@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from agentrl.algo.estimators import estimator_facts, find_estimator
-from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
-from agentrl.algo.plan import AlgoConfig, options_of
+from agentrl.algo.estimators import estimator_facts
+from agentrl.algo.filters import GroupFilter, filter_truncated, find_filter, keep_all, reject_flat
+from agentrl.algo.plan import AlgoConfig, flatness
 from agentrl.core.types import GroupRequest
 from agentrl.flow.plan import FlowConfig, TrainingConfig
 
@@ -112,7 +112,6 @@ class FlowPlan:
     def _chosen_filter(self) -> GroupFilter:
         if self.flow.group_filter:
             return find_filter(self.flow.group_filter)
-        if not self.flow.dynamic_filtering:
+        if self.flow.flat_groups == "train":
             return keep_all
-        clip = options_of(self.algo, find_estimator(self.algo.advantage_estimator)).reward_clip_range
-        return partial(dynamic_filter, score_range=self.flow.dynamic_filtering_range, reward_clip_range=clip)
+        return partial(reject_flat, flat=flatness(self.algo), score_range=self.flow.score_range)

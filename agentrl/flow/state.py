@@ -15,6 +15,7 @@ from agentrl.core.callbacks import Event
 from agentrl.core.protocols import Learner
 from agentrl.core.recording import RecordBudget
 from agentrl.core.scoring import ScoreMoments
+from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest, Task
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import Health, Ledger
@@ -81,10 +82,10 @@ class Observer(Protocol):
 class View:
     """The sight of a run: the observer that is told, what each loop waits for, the figures of the step under way, and the clock."""
 
-    def __init__(self, observer: Observer, clock: Callable[[], float], elapsed_s: float) -> None:
+    def __init__(self, observer: Observer, clock: Callable[[], float], elapsed_s: float, flat: Callable[[GroupSummary], bool]) -> None:
         self.observer, self.clock = observer, clock
         self.board = WaitTracker(clock)
-        self.meter = Meter(clock)
+        self.meter = Meter(clock, flat)
         # The times of a resumed run go on where those of its earlier part ended.
         self.meter.start_s -= elapsed_s
 

@@ -242,9 +242,8 @@ def _cuts(trained: Sequence[tuple[int, Trajectory]], row_episode: Sequence[int])
 def _states(turns: Sequence[Turn], group: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Number the turns by group and the state that they began in, which is what the model read before it unless it has a name. # [T]."""
     known: dict[tuple[int, object], int] = {}
-    read = ((turn.prompt_ids.tobytes(), *(each.image.key for each in turn.images)) for turn in turns)
-    keys = (prompt if turn.state_key is None else turn.state_key for turn, prompt in zip(turns, read, strict=True))
-    return np.array([known.setdefault(key, len(known)) for key in zip(group.tolist(), keys, strict=True)], dtype=np.int64)
+    keys = zip(group.tolist(), (turn.state for turn in turns), strict=True)
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
 def _taught(turns: Sequence[Turn]) -> dict[str, Any]:

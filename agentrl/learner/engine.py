@@ -177,14 +177,15 @@ def learning_rate(
 ) -> float:
     """Return the learning rate of a step, counted from 0.
 
-    Rises linearly from ``peak / warmup_steps`` in the first step to `peak` (at once without warm-up), then follows the schedule down to
-    ``peak * min_ratio`` in the last step; later steps keep that value.
+    Rises linearly from ``peak / warmup_steps`` in the first step to `peak` in the last of the warm-up, so that no step is without effect;
+    transformers begins with 0 and has `peak` one step later. The schedule then falls to ``peak * min_ratio`` behind the last step, as
+    in transformers, and later steps keep that value.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if schedule == "constant":
         return peak
-    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps))
+    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
     remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (min_ratio + (1.0 - min_ratio) * remaining)
 

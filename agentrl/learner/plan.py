@@ -17,9 +17,9 @@ class ComputeConfig:
     """The optimizer, and the ways in which ranks compute a step: the same in reinforcement learning and on given rows."""
 
     lr_warmup_steps: Annotated[CountOrZero, Alias("--warmup-steps")] = 0
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises to its peak, in the first of them to a share of 1 / N."""
     min_lr_ratio: Fraction = 0.0
-    """Learning rate at the end of ``linear`` and ``cosine``, as a share of the peak."""
+    """Learning rate behind the last step of ``linear`` and ``cosine``, as a share of the peak."""
     optimizer: OptimizerName = "adamw"
     """``muon``: torch's for the matrices of layers, AdamW for embeddings, output layer and vectors; ``adafactor``: torch's, whose update is
     the learning rate times the size of a parameter (root mean square). Both need ``--zero-stage 0``. ``adamw_8bit``: that of bitsandbytes,
@@ -78,7 +78,7 @@ class LearnerConfig(ComputeConfig):
     """Peak learning rate of the policy. By model, unless given: 1e-5 from 5e7 parameters, 1e-6 from 5e8; ten times as much with
     ``--lora-rank``, 2e-3 beside the bundled model."""
     lr_schedule: Annotated[Literal["constant", "linear", "cosine"], Alias("--lr-scheduler-type")] = "constant"
-    """Shape of the learning rate after warm-up."""
+    """Shape of the learning rate after warm-up; ``linear`` and ``cosine`` end behind the last step, as in transformers."""
     micro_batch_tokens: Annotated[Count, ResumeMayChange, Alias("--train-max-tokens-per-gpu", "--max-tokens-per-gpu")] = 16384
     """Tokens, padding included, that go through the model at once on one rank. By model, unless given: 8192 from 2e10 parameters."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False

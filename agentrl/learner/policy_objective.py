@@ -314,7 +314,7 @@ class PolicyObjective(Objective):
         if not self.ranks.first:
             return
         self.stats.merge(describe_batch(self.batch, self.step))
-        low, high = self.algorithm.estimator_options.reward_clip_range
+        low, high = self.algorithm.estimator_options.bounds
         self.run.record_mean("reward/clipped", ((self.batch.rewards < low) | (self.batch.rewards > high)).to(torch.float32))
         self.run.record_mean("advantage/mean", signals.advantages)
         self.run.record_mean("advantage/abs", signals.advantages.abs())

@@ -152,7 +152,7 @@ TRAIN = TrainCommand(
     "Train an agent in an environment. Settings: defaults, then --config, then flags.",
     main=(
         *("agent", "prompts", "model", "num_steps", "asynchronous", "advantage_estimator", "learning_rate", "groups_per_step"),
-        *("n_samples_per_prompt", "max_new_tokens", "max_turns", "dynamic_filtering", "eval_every", "save_every", "resume", "run_dir"),
+        *("n_samples_per_prompt", "max_new_tokens", "max_turns", "flat_groups", "eval_every", "save_every", "resume", "run_dir"),
     ),
     also=(*DRY_RUN, ACCEPT),
     ignored=(EvaluateConfig, SampleConfig),

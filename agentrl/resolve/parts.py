@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.plan import bootstraps, has_ratios
 from agentrl.algo.teacher_specs import TeachingSettings, served_teachers, teacher_specs
 from agentrl.assets import VISION_MODEL, model_path
@@ -283,7 +282,6 @@ def track_plan(config: TrainConfig) -> TrackPlan:
         record=config.record,
         num_steps=config.training.num_steps,
         n_samples_per_prompt=config.sampling.n_samples_per_prompt,
-        compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
         max_new_tokens=config.rollout.max_new_tokens,
         max_turns=config.rollout.max_turns,
         max_episode_tokens=config.rollout.max_episode_tokens,

@@ -71,7 +71,6 @@ class TrackPlan:
         record: Section with the records and the model.
         num_steps: Steps of the run.
         n_samples_per_prompt: Episodes of a group.
-        compares_groups: True if the estimator compares the episodes of a group.
         max_new_tokens: Tokens of a turn at most.
         max_turns: Turns of an episode at most.
         max_episode_tokens: Tokens of an episode at most; 0: the context decides.
@@ -82,7 +81,6 @@ class TrackPlan:
     record: RecordConfig = field(default_factory=RecordConfig)
     num_steps: int
     n_samples_per_prompt: int
-    compares_groups: bool = False
     max_new_tokens: int = 0
     max_turns: int = 0
     max_episode_tokens: int = 0

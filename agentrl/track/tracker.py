@@ -32,6 +32,8 @@ RESTARTING = "restarting"
 FLAT_STEPS = 5
 """Steps in a row in which every group is flat before that is said."""
 ZERO_GRADIENT_STEPS = 3
+CLIPPED_SHARE = 0.05
+"""Share of the episodes of a step whose clipped rewards are said; a few outliers are what a clip is for."""
 TRUNCATED_STEPS = 3
 NEARLY_ALL = 0.95
 """Share of the episodes that counts as nearly all of them."""
@@ -41,7 +43,7 @@ MIN_EPISODES = 32
 FLAT_LOW = """Either no answer is ever right (are the labels there? `agentrl doctor RUN` names the cause), or the task is too hard: \
 reward partial success, or begin with easier tasks."""
 FLAT_HIGH = """The reward may be at its highest for all of them: take harder tasks, or a reward that tells good from better; \
---dynamic-filtering leaves such groups out."""
+--flat-groups resample plays other tasks in their place."""
 AUDITS_OFF = {
     1.0: "several ranks run a row together, or its weights are in 4 bits",
     2.0: "the learner has no memory for a second copy of the model",
@@ -63,7 +65,6 @@ class Diagnosis(Callback):
     """Finds in the metrics of its steps that a run cannot learn, and emits each warning once.
 
     Args:
-        compares_groups: True if the advantage estimator compares the episodes of a group, so that a flat group teaches nothing.
         max_new_tokens: Tokens of a turn at most, for remedies.
         max_turns: Turns of an episode at most, for remedies.
         context: The flag that limits the tokens of an episode, with its value, for remedies; empty: the model does.
@@ -73,14 +74,13 @@ class Diagnosis(Callback):
     def __init__(
         self,
         *,
-        compares_groups: bool,
         max_new_tokens: int,
         max_turns: int,
         context: str = "",
         emit: Callable[[RunWarning], None] = lambda warning: None,
     ) -> None:
         self._emit, self._context = emit, context
-        self._compares_groups, self._max_new_tokens, self._max_turns = compares_groups, max_new_tokens, max_turns
+        self._max_new_tokens, self._max_turns = max_new_tokens, max_turns
         self._row: dict[str, int] = {}
         self._episodes = 0.0
         self._failed = dict.fromkeys(FAILURES, 0.0)
@@ -92,10 +92,12 @@ class Diagnosis(Callback):
             return
         metrics = event.metrics
         flat = metrics.get("group/zero_variance", 0.0) >= 1.0
-        if self._in_a_row("flat-groups", flat and self._compares_groups, FLAT_STEPS):
+        if self._in_a_row("flat-groups", flat, FLAT_STEPS):
             self.add(_flat(metrics["reward/mean"]))
         elif self._in_a_row("zero-gradient", metrics.get("grad_norm") == 0.0, ZERO_GRADIENT_STEPS) and not flat:
             self.add(_zero_gradient(metrics))
+        if (clipped := metrics.get("reward/clipped", 0.0)) >= CLIPPED_SHARE:
+            self.add(_clipped(event.step, clipped))
         overflowed = metrics.get("episode/overflowed", 0.0) >= NEARLY_ALL
         if self._in_a_row("observations-do-not-fit", overflowed, TRUNCATED_STEPS):
             self.add(self._too_long())
@@ -168,6 +170,11 @@ def _flat(reward: float) -> RunWarning:
     return RunWarning("flat-groups", text, FLAT_LOW if reward <= 0.0 else FLAT_HIGH)
 
 
+def _clipped(step: int, share: float) -> RunWarning:
+    text = f"--reward-clip-range changed the rewards of {share:.0%} of the episodes in step {step}, which now count the same"
+    return RunWarning("rewards-clipped", text, "Leave it out, widen it, or scale the rewards.")
+
+
 def _zero_gradient(metrics: Mapping[str, float]) -> RunWarning:
     text = f"the gradient was zero for {ZERO_GRADIENT_STEPS} steps in a row, so the policy does not change"
     remedy = "Every advantage is zero or every ratio is clipped: look at advantage/abs and policy/clip_fraction."
@@ -195,7 +202,7 @@ class RunTracker:
     ) -> None:
         self._run_dir, self._display, self._console, self.records = run_dir, display, console, records
         self._summary, self._users = SummaryBuilder(), users or UserCallbacks()
-        self._diagnosis = diagnosis or Diagnosis(compares_groups=False, max_new_tokens=0, max_turns=0)
+        self._diagnosis = diagnosis or Diagnosis(max_new_tokens=0, max_turns=0)
         self._builtin: tuple[Callback, ...] = (*sinks, self._summary, display, self._diagnosis)
         self._clock, self._started_s = clock, clock()
 
@@ -293,7 +300,6 @@ def diagnosis_of(plan: TrackPlan, emit: Callable[[RunWarning], None] = lambda wa
     """Return the diagnosis of a run."""
     limits = {"--max-episode-tokens": plan.max_episode_tokens, "--max-model-len": plan.max_model_len}
     return Diagnosis(
-        compares_groups=plan.compares_groups,
         max_new_tokens=plan.max_new_tokens,
         max_turns=plan.max_turns,
         context=next((f"{flag} (now {value})" for flag, value in limits.items() if value), ""),

@@ -112,8 +112,7 @@ def learner_settings(plan: TunePlan, steps: int) -> LearnerSettings:
         model=model,
         learner=plan.learner,
         algo=AlgoConfig(aux_loss_coef=float(balance or 0.0)),
-        # The schedules of transformers reach 0 behind the last step, the learner's in it.
-        num_steps=steps + 1,
+        num_steps=steps,
         max_new_tokens=0,
         objective=objective,
         lora=settings.lora,

@@ -24,7 +24,7 @@ def _sizes(steps: int, groups: int, tokens: int) -> tuple[str, ...]:
 def calculator(folder: Path, *, steps: int = 6, name: str = "calculator", rate: str = "3e-4") -> Path:
     """Two turns and a tool, asynchronous, with an evaluation before, between and at the end."""
     every = ("--eval-every", str(max(1, steps // 2)), "--eval-size", "12", "--eval-at-start")
-    rest = ("--async", "--learning-rate", rate, "--dynamic-filtering")
+    rest = ("--async", "--learning-rate", rate, "--flat-groups", "resample")
     return _train(folder, name, ENVS / "calculator.py", *_sizes(steps, 8, 32), *every, *rest)
 
 

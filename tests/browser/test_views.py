@@ -248,7 +248,7 @@ def test_a_task_is_read_before_and_after_the_training(page: Page, runs: Path) ->
 def test_settings_show_what_differs_from_the_defaults(page: Page) -> None:
     go(page, "#/run/calculator/settings", "tbody tr")
     text = page.locator("main").inner_text()
-    assert "--dynamic-filtering" in text
+    assert "--flat-groups resample" in text
     assert "trajectories.jsonl" in text
 
 

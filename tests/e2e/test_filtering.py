@@ -1,4 +1,4 @@
-"""Dynamic filtering where half of the tasks are always paid the same: whole episodes on a scripted engine, and on real vLLM."""
+"""Flat groups, where half of the tasks are always paid the same: whole episodes on a scripted engine, and on real vLLM."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def filtered(folder: Path, *flags: str, count: int | None = None) -> Filte
     (folder / "env.py").write_text(ENV)
     tokenizer("chatml").save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
-    common = ("--dynamic-filtering", "--groups-per-step", "4", "--n-samples-per-prompt", "4")
+    common = ("--flat-groups", "resample", "--groups-per-step", "4", "--n-samples-per-prompt", "4")
     config = load_config(["--agent", str(folder / "env.py"), *common, *flags])
     settings = episode_plan(config).with_model(str(folder / "model"))
     engine = ScriptedEngine(answer=answer, delay=lambda request: random.Random(request.request_id).random() / 100)
@@ -111,7 +111,7 @@ async def filtered(folder: Path, *flags: str, count: int | None = None) -> Filte
 
 
 @pytest.mark.parametrize("staleness", ["0", "2"])
-@pytest.mark.parametrize("estimator", ["group_norm", "reinforce"])
+@pytest.mark.parametrize("estimator", ["group_norm", "rloo"])
 async def test_no_group_of_equal_rewards_is_trained(tmp_path: Path, staleness: str, estimator: str) -> None:
     run = await filtered(tmp_path, "--num-steps", "6", "--max-staleness", staleness, "--advantage-estimator", estimator)
     assert len(run.groups) == 24
@@ -151,7 +151,7 @@ async def test_accepted_groups_are_not_lost_when_tasks_run_out(tmp_path: Path, s
 
 
 async def test_a_narrower_range_of_scores(tmp_path: Path) -> None:
-    run = await filtered(tmp_path, "--num-steps", "4", "--dynamic-filtering-range", "0.3", "0.7")
+    run = await filtered(tmp_path, "--num-steps", "4", "--score-range", "0.3", "0.7")
     assert {sum(t.score or 0.0 for t in group.trajectories) for group in run.groups} == {2.0}  # 2 of 4
 
 
@@ -166,7 +166,18 @@ async def test_oversampled_groups_and_the_filter_together(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_on_the_real_engine(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(ENV)
-    flags = ("--dynamic-filtering", "--num-steps", "3", "--groups-per-step", "2", "--n-samples-per-prompt", "4", "--max-new-tokens", "6")
+    flags = (
+        "--flat-groups",
+        "resample",
+        "--num-steps",
+        "3",
+        "--groups-per-step",
+        "2",
+        "--n-samples-per-prompt",
+        "4",
+        "--max-new-tokens",
+        "6",
+    )
     directory = tmp_path / "run"
     run = succeeded(run_command(directory, *flags, "--runtime", "local", "--record", "all", agent=tmp_path / "env.py"))
     rewards: dict[int, list[float]] = defaultdict(list)

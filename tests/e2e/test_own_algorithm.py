@@ -11,7 +11,7 @@ from tests.e2e.runs import ROOT, SMALL, Run, succeeded, train
 
 EXAMPLE = ROOT / "examples" / "own_algorithm.py"
 FLAGS = (*SMALL, "--num-steps", "2", "--record", "none", "--no-tensorboard", "--mini-batches", "2")
-BUILT_IN = ("--advantage-estimator", "group_norm", "--policy-loss", "ppo", "--off-policy", "icepop", "--dynamic-filtering")
+BUILT_IN = ("--advantage-estimator", "group_norm", "--policy-loss", "ppo", "--off-policy", "icepop", "--flat-groups", "resample")
 OWN = (
     *("--advantage-estimator", f"{EXAMPLE.relative_to(ROOT)}:group_advantages"),
     *("--policy-loss", f"{EXAMPLE.relative_to(ROOT)}:clipped_loss"),

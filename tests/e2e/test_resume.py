@@ -68,7 +68,7 @@ def test_one_kill_changes_nothing(tmp_path: Path, once: Run) -> None:
 
 @pytest.mark.slow
 def test_one_kill_changes_no_draw_by_pass_rate_and_no_entropy_bonus(tmp_path: Path) -> None:
-    more = ("--task-sampling", "learnability", "--entropy-target", "0.3", "--mask-truncated", "--dynamic-filtering")
+    more = ("--task-sampling", "learnability", "--entropy-target", "0.3", "--mask-truncated", "--flat-groups", "resample")
     once = succeeded(train(tmp_path / "once", *SAVED, "--num-steps", str(STEPS), *more))
     same_after_kills(tmp_path, 1, once, *more)
     assert once.metrics[-1]["tasks/tried"] > 0.05

@@ -68,7 +68,7 @@ def test_ten_kills_with_a_full_queue_skip_and_repeat_nothing(tmp_path: Path, saw
     agent, run_dir = tmp_path / "epoch.py", tmp_path / "run"
     agent.write_text(EPOCH)
     words = ("--agent", str(agent), "--run-dir", str(run_dir), "--resume", "auto", "--runtime", "local", "--async", *SIZES)
-    words += ("--num-steps", str(STEPS), "--save-every", "1", "--record", "all", "--dynamic-filtering", "--max-failure-rate", "0.9")
+    words += ("--num-steps", str(STEPS), "--save-every", "1", "--record", "all", "--flat-groups", "resample", "--max-failure-rate", "0.9")
     depths, steps = [], []
     for _ in range(KILLS):
         with disturbed(*words, faults="slow_train=1", folder=tmp_path) as process:

@@ -80,6 +80,11 @@ def without_sources(lines: Any) -> Any:
     return [line for line in lines if not line.startswith(SOURCES)] if isinstance(lines, list) else lines
 
 
+def _unless_default(clip: Any) -> Any:
+    # Rewards are not clipped any more, unless that is asked for.
+    return None if clip == [-10.0, 10.0] else clip
+
+
 def _in_suites(place: Any) -> Any:
     if not isinstance(place, str):
         return place
@@ -101,7 +106,8 @@ class SavedText(str):
     def says(self, text: str) -> bool:
         """Return True if a file of this version says the same."""
         before, now = flattened(json.loads(self)), flattened(json.loads(text))
-        return all(now[name] == value for name, value in before.items() if name not in REMOVED)
+        before["reward_clip_range"] = _unless_default(before.get("reward_clip_range"))
+        return all(now.get(name) == value for name, value in before.items() if name not in REMOVED)
 
 
 def of_this_version(fields: Fields) -> Fields:
@@ -191,6 +197,8 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Added("*/engine/quantizes", "a property of the settings of engines"),
     Added("*/learner/learner_backend", "the learner has several back-ends"),
     Added("*/rollout/num_front_ends", "a property of the settings of rollouts"),
+    Moved("*/options/reward_clip_range", "*/options/reward_clip_range", _unless_default),
+    Added("*/flow/score_range", "a range of scores is off unless it is asked for"),
     Moved("dry_run/errors", "dry_run/errors", _errors),
     Moved("errors", "errors", _errors),
     Moved("received/checkpoints/*/config", "received/checkpoints/*/config", lambda text: SavedText(text) if text.startswith("{") else text),

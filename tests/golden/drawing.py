@@ -18,6 +18,7 @@ from agentrl.algo.estimators import ESTIMATORS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import Setting, bare, notes_of, settings_of
+from agentrl.config.words import _tuple_of
 from agentrl.core.settings import flag
 from tests.golden.cases import DRAWN, Case
 from tests.golden.record import Recorder
@@ -44,7 +45,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "engine_args": ("enforce_eager", "kv_cache_dtype=fp8", "pipeline_parallel_size=2", "max_num_batched_tokens=4096"),
     "group_filter": ("examples/own_algorithm.py:mixed_results",),
     "group_reward": ("majority", "ranking", "diversity"),
-    "dynamic_filtering_range": ("0.1 0.9", "0.2 1.0"),
+    "score_range": ("0.1 0.9", "0.2 1.0"),
     "reward_clip_range": ("0 1", "-1 1"),
     "off_policy_range": ("0.5 2", "0.8 4"),
     "clip_cov_range": ("1 5",),
@@ -114,7 +115,7 @@ NEEDED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("branches", ("--branch-at", "1", "--env-isolation", "process")),
     ("branch_at", ("--env-isolation", "process")),
     ("group_reward_", ("--group-reward", "diversity")),
-    ("dynamic_filtering_range", ("--dynamic-filtering",)),
+    ("score_range", ("--flat-groups", "resample")),
     ("truncated_in_baseline", ("--mask-truncated",)),
     ("overlong_penalty", ("--overlong-buffer", "16")),
     ("teacher_", ("--teacher", "MODEL")),
@@ -168,7 +169,7 @@ class Draws:
 
 
 def _split(setting: Setting, value: str) -> list[str]:
-    return value.split() if get_origin(bare(setting.hint)) is tuple else [value]
+    return value.split() if get_origin(_tuple_of(setting.hint)) is tuple else [value]
 
 
 def _has_values(setting: Setting) -> bool:

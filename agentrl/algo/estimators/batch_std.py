@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
 from agentrl.algo.facts import advantage_estimator
+from agentrl.algo.flat import equal_rewards
 from agentrl.algo.statistics import SAME
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@advantage_estimator(compares_group=True, charges_kl=True)
+@advantage_estimator(compares_group=True, flat=equal_rewards, charges_kl=True)
 def batch_std(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``r[i] - mean(r)`` of the group, divided by the unbiased standard deviation of the rewards of the batch (arXiv:2508.08221)."""
     rewards = inputs.clipped_rewards(options)

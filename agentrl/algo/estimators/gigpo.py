@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.algo.advantages import AdvantageInputs, DiscountedOptions, standardised
 from agentrl.algo.facts import advantage_estimator
+from agentrl.algo.flat import all_same, clipped_rewards, turn_returns
 from agentrl.algo.statistics import reverse_discounted_cumsum
 from agentrl.core.settings import Fraction, NonNegative
+from agentrl.core.summaries import GroupSummary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +26,16 @@ class GigpoOptions(DiscountedOptions):
     """Weight of the comparison of turns in the same state beside that of episodes in ``gigpo``; 0 leaves ``group_norm``."""
 
 
-@advantage_estimator(options=GigpoOptions, compares_group=True, charges_kl=True, token_baseline=True)
+def _equal_in_states(group: GroupSummary, options: GigpoOptions) -> bool:
+    """Return True if the episodes earned the same in total, and from each state on that several turns began in."""
+    rewards, by_state = clipped_rewards(group, options), defaultdict[int, list[float]](list)
+    for member, reward in zip(group.trainable, rewards, strict=True):
+        for state, ahead in zip(member.states, turn_returns(member, reward, options.gamma), strict=True):
+            by_state[state].append(ahead)
+    return all_same(rewards) and (not options.step_advantage_weight or all(map(all_same, by_state.values())))
+
+
+@advantage_estimator(options=GigpoOptions, compares_group=True, flat=_equal_in_states, charges_kl=True, token_baseline=True)
 def gigpo(inputs: AdvantageInputs, options: GigpoOptions) -> Tensor:
     """``A[i, k] = normalised(r[i]) + weight normalised(G[i, k])``: GiGPO (arXiv:2505.10978).
 

@@ -10,7 +10,9 @@ from annotated_types import Ge
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
 from agentrl.algo.facts import advantage_estimator
+from agentrl.algo.flat import all_same, clipped_rewards
 from agentrl.algo.statistics import SAME
+from agentrl.core.summaries import GroupSummary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +26,14 @@ class PassAtKOptions(AdvantageOptions):
     """Attempts of which the best one counts, for the estimator of that name. Default: all of the group."""
 
 
-@advantage_estimator(options=PassAtKOptions, compares_group=True, charges_kl=True)
+def _best_is_common(group: GroupSummary, options: PassAtKOptions) -> bool:
+    """Return True if no set of k - 1 others is worse than another episode: nearly all sets hold one of the best."""
+    ordered = sorted(clipped_rewards(group, options))
+    k = min(options.pass_at_k or len(ordered), len(ordered))
+    return all_same(ordered[max(k - 2, 0) :])
+
+
+@advantage_estimator(options=PassAtKOptions, compares_group=True, flat=_best_is_common, charges_kl=True)
 def pass_at_k(inputs: AdvantageInputs, options: PassAtKOptions) -> Tensor:
     """Amount by which an episode raises the best reward of ``k - 1`` others of its group, on average over all sets, by the deviation.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.algo.advantages import AdvantageInputs, DiscountedOptions
 from agentrl.algo.facts import advantage_estimator
+from agentrl.algo.flat import equal_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +18,7 @@ def reinforce(inputs: AdvantageInputs, options: DiscountedOptions) -> Tensor:
     return inputs.sum_ahead(inputs.clipped_token_rewards(options), options.gamma)
 
 
-@advantage_estimator(options=DiscountedOptions, compares_group=True, whitens=True, charges_kl=True)
+@advantage_estimator(options=DiscountedOptions, compares_group=True, flat=equal_rewards, whitens=True, charges_kl=True)
 def reinforce_baseline(inputs: AdvantageInputs, options: DiscountedOptions) -> Tensor:
     """``r[i] - mean(r)`` of the group, earned at the episode's end, then as `reinforce` (arXiv:2501.03262, -baseline)."""
     rewards = inputs.clipped_rewards(options)

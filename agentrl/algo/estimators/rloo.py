@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
 from agentrl.algo.facts import advantage_estimator
+from agentrl.algo.flat import equal_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@advantage_estimator(compares_group=True, charges_kl=True)
+@advantage_estimator(compares_group=True, flat=equal_rewards, charges_kl=True)
 def rloo(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``r[i]`` minus the mean of the other members, ``(n r[i] - sum r) / (n - 1)`` (arXiv:2402.14740)."""
     rewards, size = inputs.clipped_rewards(options), inputs.group_size()

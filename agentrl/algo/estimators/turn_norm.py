@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING
 
 from agentrl.algo.advantages import AdvantageInputs, DiscountedOptions, standardised
 from agentrl.algo.facts import advantage_estimator
+from agentrl.algo.flat import equal_turns
 from agentrl.algo.statistics import reverse_discounted_cumsum
+from agentrl.core.summaries import GroupSummary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@advantage_estimator(options=DiscountedOptions, compares_group=True, charges_kl=True, token_baseline=True)
+def _equal_turns(group: GroupSummary, options: DiscountedOptions) -> bool:
+    """Return True if the episodes earned the same from each turn on."""
+    return equal_turns(group, options, options.gamma)
+
+
+@advantage_estimator(options=DiscountedOptions, compares_group=True, flat=_equal_turns, charges_kl=True, token_baseline=True)
 def turn_norm(inputs: AdvantageInputs, options: DiscountedOptions) -> Tensor:
     """Reward of an episode from a turn on, normalised over the same turn of the group's episodes, for the tokens of that turn.
 

@@ -17,12 +17,14 @@ from agentrl.algo.corrections import correction_facts
 from agentrl.algo.corrections.ratios import RatioOptions
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.facts import ESTIMATOR, advantage_estimator, calls
-from agentrl.algo.filters import _without_contrast
+from agentrl.algo.filters import reject_flat
 from agentrl.algo.losses import loss_facts
 from agentrl.algo.options import checked_options
 from agentrl.algo.statistics import record_extremes, record_means, segment_count, segment_mean, segment_std
 from agentrl.core.errors import BatchError, ConfigError, PluginError
 from agentrl.core.metrics import MetricSums
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Status
 from tests.unit.algo.chosen import correction_inputs, estimator_options
 from tests.unit.flow.fakes import member
 
@@ -201,5 +203,5 @@ def test_an_option_may_have_a_default_that_is_made() -> None:
 
 
 def test_a_group_without_rewards_is_not_judged_by_them() -> None:
-    members = [replace(member(0.0), reward=None, score=None)] * 2
-    assert _without_contrast(members, (0.0, 1.0), (-1.0, 1.0)) is None
+    failed = replace(member(0.0), status=Status.TIMEOUT, reward=None, score=None)
+    assert reject_flat(GroupSummary(group_id=0, members=(failed, failed), versions=None, seconds=1.0), lambda group: True) is None

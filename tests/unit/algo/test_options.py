@@ -48,7 +48,7 @@ def test_a_decorator_makes_options_of_what_is_stated(tmp_path: Path) -> None:
         spec = own(tmp_path, f"@agentrl.{decorator}\ndef mine(inputs, options): ...\n", "mine")
         return defaults((estimator_facts if "estimator" in decorator else loss_facts)(spec).options)
 
-    common = {"advantage_std_norm": True, "reward_clip_range": (-10.0, 10.0)}
+    common = {"advantage_std_norm": True, "reward_clip_range": None}
     assert stated("advantage_estimator(discounts=True)") == common | {"gamma": 1.0}
     assert stated("advantage_estimator(whitens=True)") == common
     assert stated("policy_loss") == {"eps_clip_low": 0.2, "eps_clip_high": 0.2}

@@ -18,7 +18,7 @@ from agentrl.algo.estimators.gdpo import GdpoOptions
 from agentrl.algo.estimators.gigpo import GigpoOptions
 from agentrl.algo.estimators.pass_at_k import PassAtKOptions
 from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts, found_in
-from agentrl.algo.filters import dynamic_filter, find_filter
+from agentrl.algo.filters import find_filter, reject_flat
 from agentrl.algo.losses import POLICY_LOSSES, find_loss, loss_facts
 from agentrl.algo.losses.covariance import ClipCovOptions, KlCovOptions, high_covariance, random_in_covariance_range
 from agentrl.algo.losses.dppo import DppoKlOptions, DppoTvOptions
@@ -27,6 +27,7 @@ from agentrl.algo.losses.ipo import IpoOptions
 from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.losses.sapo import SapoOptions
 from agentrl.algo.options import NoOptions
+from agentrl.algo.plan import AlgoConfig, flatness
 from agentrl.algo.token_losses import LossInputs, LossOptions
 from agentrl.core.errors import ConfigError, PluginError
 from agentrl.core.summaries import GroupSummary
@@ -89,8 +90,8 @@ def test_the_loss_of_the_example_is_ppo() -> None:
     ("scores", "rewards"),
     [([0.0, 0.0], [0.0, 0.0]), ([1.0, 1.0], [1.0, 2.0]), ([0.0, 1.0], [0.0, 1.0]), ([0.5, 0.5], [1.0, 1.0]), ([None, None], [0.0, 1.0])],
 )
-def test_the_filter_of_the_example_is_dynamic_filtering(scores: list[float | None], rewards: list[float]) -> None:
-    assert find_filter(f"{EXAMPLE}:mixed_results")(group(scores, rewards)) == dynamic_filter(group(scores, rewards))
+def test_the_filter_of_the_example_is_that_of_flat_groups(scores: list[float | None], rewards: list[float]) -> None:
+    assert find_filter(f"{EXAMPLE}:mixed_results")(group(scores, rewards)) == reject_flat(group(scores, rewards), flatness(AlgoConfig()))
 
 
 def test_the_example_and_its_facts_need_no_torch() -> None:
@@ -278,7 +279,7 @@ def mixed(group): ...
         ("--off-policy", "weigh", ["--top-p", "0.9"], "--top-p"),
         ("--off-policy", "judge", ["--old-logprobs", "interpolated", "--mini-batches", "2"], "--old-logprobs"),
         ("--off-policy", "compared", [], "--off-policy"),
-        ("--group-filter", "mixed", ["--dynamic-filtering"], "--group-filter"),
+        ("--group-filter", "mixed", ["--flat-groups", "resample"], "--group-filter"),
         ("--group-filter", "mixed", ["--n-samples-per-prompt", "1", "--advantage-estimator", "reinforce"], "--group-filter"),
         ("--group-filter", "once", [], "--group-filter"),
     ],

@@ -87,7 +87,6 @@ DEFECTS = {
     "bad_learning:RewardsSilence": "constant-solves",
     "bad_learning:AnswerInPrompt": "copy-solves",
     "bad_learning:NeverEnds": "never-ends",
-    "bad_learning:RewardsThousands": "reward-scale",
     "bad_effects:ChangesDirectory": "changes-cwd",
     "bad_effects:ChangesEnviron": "changes-environ",
     "bad_effects:SetsAlarmHandler": "changes-signals",

@@ -86,7 +86,9 @@ KL_LOSS = ["--init-kl-coef", "0.1", "--use-kl-loss"]
         (["--task-sampling", "curriculum:"], "--task-sampling", "curriculum:KEY"),
         (["--task-sampling", "failures", "--no-shuffle"], "--task-sampling", "Leave out one"),
         (["--overlong-penalty", "2"], "--overlong-penalty", "--overlong-buffer"),
-        (["--dynamic-filtering-range", "0.1", "0.9"], "--dynamic-filtering-range", "--dynamic-filtering"),
+        (["--score-range", "0.1", "0.9"], "--score-range", "--flat-groups"),
+        (["--flat-groups", "drop", *GAE], "--flat-groups", "--score-range"),
+        (["--flat-groups", "resample", "--teacher", "org/name"], "--flat-groups", "--score-range"),
         (["--oversample", "-1"], "--oversample", "help"),
         (["--n-samples-per-prompt", "1", "--advantage-estimator", "rloo"], "--n-samples-per-prompt", "reinforce"),
     ],
@@ -124,7 +126,8 @@ def test_each_rule_names_flag_value_and_remedy(args: list[str], field: str, reme
         [*KL_LOSS, "--kl-bias-correction"],
         ["--top-p", "0.9", "--off-policy", "none"],
         ["--max-new-tokens", "64", "--overlong-buffer", "64", "--overlong-penalty", "0.5", "--stop-properly-penalty", "-1"],
-        ["--dynamic-filtering", "--dynamic-filtering-range", "0.1", "0.9", "--oversample", "0.5"],
+        ["--flat-groups", "resample", "--score-range", "0.1", "0.9", "--oversample", "0.5"],
+        ["--flat-groups", "drop", "--score-range", "0", "1", *GAE],
     ],
 )
 def test_what_makes_sense_is_accepted(args: list[str]) -> None:

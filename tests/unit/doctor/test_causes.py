@@ -62,7 +62,7 @@ def test_a_rising_reward_is_learning(run: PlantedRun) -> None:
     assert examination.first < examination.last
     [advice] = examination.advice  # from the fifth step on all members are right
     assert advice.seen.startswith("8 of the last 8 groups (100%) are flat")
-    assert advice.remedy.startswith("--dynamic-filtering")
+    assert advice.remedy.startswith("--flat-groups resample")
     assert "In 8 of them every member earned the most" in advice.remedy
 
 
@@ -91,6 +91,12 @@ def test_masked_tokens(run: PlantedRun, metric: str, remedy: str) -> None:
     examination = run.examined()
     assert first(examination) == "all-masked"
     assert remedy in examination.verdicts[0].change
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.8, True), (0.01, False)])
+def test_clipped_rewards(run: PlantedRun, share: float, found: bool) -> None:
+    plain(run, reward__clipped=share)
+    assert ([verdict.id for verdict in run.examined().verdicts] == ["rewards-clipped"]) is found
 
 
 def test_copying(run: PlantedRun) -> None:

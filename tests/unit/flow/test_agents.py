@@ -17,7 +17,7 @@ from agentrl.flow.sizes import FlowPlan
 from agentrl.resolve.parts import flow_plan
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of, member
 
-SETTINGS = flow_of(num_steps=2, groups_per_step=2, n_samples_per_prompt=2)
+SETTINGS = flow_of(advantage_estimator="group_norm", num_steps=2, groups_per_step=2, n_samples_per_prompt=2)
 
 
 def episode(number: int, ann: float, bob: float, **bobs: Any) -> list[MemberSummary]:
@@ -49,7 +49,7 @@ def summary(*episodes: list[MemberSummary]) -> GroupSummary:
     ],
 )
 def test_a_group_is_kept_if_one_trained_agent_can_learn_from_it(episodes: list[list[MemberSummary]], reason: str | None) -> None:
-    config = TrainConfig(flow=FlowConfig(dynamic_filtering=True, dynamic_filtering_range=(0.0, 1.0)))
+    config = TrainConfig(flow=FlowConfig(flat_groups="resample"))
     assert flow_plan(config).group_filter()(summary(*episodes)) == reason
 
 

@@ -222,7 +222,7 @@ def test_a_filter_that_rejects_nearly_all_stops_the_run() -> None:
     health = Health(SETTINGS)
     for passed in [True] * 52 + [False] * 460:  # a little more than 0.1 of 512
         health.verdict(None if passed else "zero_variance")
-    with pytest.raises(NothingToTrainError, match=r"only 51 of the last 512 .*zero_variance: 461.*--dynamic-filtering"):
+    with pytest.raises(NothingToTrainError, match=r"only 51 of the last 512 .*zero_variance: 461.*--flat-groups train"):
         health.verdict("zero_variance")
 
 

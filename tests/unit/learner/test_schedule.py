@@ -4,6 +4,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
+from transformers import get_scheduler
 
 from agentrl.learner.engine import learning_rate
 
@@ -23,15 +25,37 @@ def test_constant_stays() -> None:
     assert rates("constant")[4:] == [2.0] * 16
 
 
-def test_linear_ends_at_the_floor_in_the_last_step_and_stays_there() -> None:
+def test_linear_ends_at_the_floor_behind_the_last_step_and_stays_there() -> None:
     values = rates("linear")
-    steps = [a - b for a, b in pairwise(values[4:14])]
-    assert steps == pytest.approx([0.2] * 9)
-    assert values[13:] == pytest.approx([0.2] * 7)
+    steps = [a - b for a, b in pairwise(values[4:15])]
+    assert steps == pytest.approx([0.18] * 10)
+    assert values[14:] == pytest.approx([0.2] * 6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_last_step_trains(schedule: str) -> None:
+    assert learning_rate(13, schedule=schedule, **COMMON | {"min_ratio": 0.0}) > 0.01 * COMMON["peak"]  # type: ignore[arg-type]
+    assert learning_rate(0, schedule=schedule, peak=2.0, warmup_steps=0, num_steps=1, min_ratio=0.0) == 2.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("schedule", "named"), [("linear", "linear"), ("cosine", "cosine"), ("constant", "constant_with_warmup")])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_schedules_are_those_of_transformers_after_the_warm_up_which_is_a_step_ahead(schedule: str, named: str, warmup: int) -> None:
+    weights = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weights], lr=2.0)
+    theirs = get_scheduler(named, optimizer, num_warmup_steps=warmup, num_training_steps=14)
+    found = []
+    for _ in range(14):
+        found.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    ours = rates(schedule, warmup_steps=warmup, min_ratio=0.0)[:14]
+    assert ours[warmup:] == pytest.approx(found[warmup:])
+    assert ours[:warmup] == pytest.approx(found[1 : warmup + 1])
 
 
 def test_cosine_is_half_way_in_the_middle() -> None:
-    values = rates("cosine", num_steps=15)
+    values = rates("cosine")
     assert values[9] == pytest.approx(0.5 * (2.0 + 0.2))
     assert values[14:] == pytest.approx([0.2] * 6)
     assert values[4:15] == sorted(values[4:15], reverse=True)

@@ -18,8 +18,8 @@ HEALTHY = {
 }
 
 
-def warnings(*rows: dict[str, float], compares_groups: bool = True, max_turns: int = 8) -> list[str]:
-    diagnosis = Diagnosis(compares_groups=compares_groups, max_new_tokens=64, max_turns=max_turns)
+def warnings(*rows: dict[str, float], max_turns: int = 8) -> list[str]:
+    diagnosis = Diagnosis(max_new_tokens=64, max_turns=max_turns)
     for step, row in enumerate(rows, 1):
         diagnosis.on_metrics(MetricsRow(step=step, metrics={**HEALTHY, **row}))
     return [f"{warning.id}: {warning.text}. {warning.remedy}" for warning in diagnosis.warnings]
@@ -41,8 +41,11 @@ def test_a_step_that_teaches_something_begins_the_count_anew() -> None:
     assert warnings(*[flat] * 4, {}, *[flat] * 4) == []
 
 
-def test_estimators_without_groups_may_have_flat_ones() -> None:
-    assert warnings(*[{"group/zero_variance": 1.0}] * 9, compares_groups=False) == []
+@pytest.mark.parametrize(("share", "said"), [(0.04, False), (0.05, True), (0.97, True)])
+def test_clipped_rewards_are_said_after_the_first_step(share: float, said: bool) -> None:
+    found = warnings({"reward/clipped": share})
+    assert [text.partition(":")[0] for text in found] == ["rewards-clipped"] * said
+    assert not said or f"{share:.0%} of the episodes in step 1" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_truncation_of_everything_names_the_bound(turns: float, remedy: str) -> 
     ("context", "remedy"), [("--max-episode-tokens (now 512)", "raise --max-episode-tokens (now 512)"), ("", "a longer context")]
 )
 def test_observations_that_do_not_fit_are_said_instead_of_truncation(context: str, remedy: str) -> None:
-    diagnosis = Diagnosis(compares_groups=True, max_new_tokens=64, max_turns=8, context=context)
+    diagnosis = Diagnosis(max_new_tokens=64, max_turns=8, context=context)
     for step in range(1, 6):
         diagnosis.on_metrics(MetricsRow(step=step, metrics={**HEALTHY, "episode/truncated": 1.0, "episode/overflowed": 0.96}))
     (warning,) = diagnosis.warnings

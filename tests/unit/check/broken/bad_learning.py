@@ -115,12 +115,6 @@ class HasALimit(Tries):
         return StepResult(float(state.action_text.strip() == state.label), "Again?", truncated=state.turn == 1)
 
 
-class RewardsThousands(Sums):
-    def step(self, state):
-        right = state.action_text.strip() == state.label
-        return StepResult(1000.0 * right, terminated=True, score=float(right))
-
-
 class RewardsFive(Sums):
     """Only worth a note."""
 
