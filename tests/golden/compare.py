@@ -191,6 +191,8 @@ MOVES: tuple[Moved | Removed | Added, ...] = (
     Added("received/tasks/*/epoch", "the epoch in which it draws"),
     Added("received/checkpoints/*/inputs", "a checkpoint holds the manifest of inputs"),
     Added("*/source/accept_changed_inputs", "a run that is played again may be told that its inputs changed"),
+    Added("received/*/agent/shows_images", "an environment says whether it shows pictures"),
+    Removed("received/track.diagnosis/*/compares_groups", "the estimator says which groups are flat"),
     Added("*/settings/min_pass_rate", "no setting any more"),
     Added("*/isolation/limits*", "a property of the settings of processes"),
     Removed("received/*/head", "found in the files of a reward model alone"),
