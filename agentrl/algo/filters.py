@@ -24,7 +24,7 @@ class Rejection(StrEnum):
     TOO_EASY = "too_easy"
     """The mean score is not below the upper bound."""
     ZERO_VARIANCE = "zero_variance"
-    """It is flat: the estimator would give advantage 0 to every token."""
+    """The group is flat: the estimator would give advantage 0 to every token."""
     TRUNCATED = "truncated"
     """Too few of its episodes ended by themselves, where truncated ones are not trained."""
 

@@ -11,13 +11,11 @@ import json
 import lzma
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError
-
-if TYPE_CHECKING:
-    from agentrl.env.prompts import PromptFormat
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Ending of a table's file -> what stands between two cells."""
@@ -34,6 +32,23 @@ SPLIT_NAMES = {name: split for split, names in {
 
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
 """Position of a row, for messages, and its columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    """The reading of data sets as rows.
+
+    Attributes:
+        flag: The flag that names the data set, for messages.
+        split: Split of a folder or a Hugging Face data set.
+        split_flag: The flag that names the split, for messages.
+        bad: Takes in what is wrong with lines that are none, which are then left out; `None`: the first one is an error.
+    """
+
+    flag: str = "--prompts"
+    split: str = "train"
+    split_flag: str = "--prompt-split"
+    bad: list[str] | None = None
 
 
 def _split_suffix(path: Path) -> tuple[str, str]:
@@ -54,7 +69,7 @@ def stem_of(path: Path) -> str:
     return Path(path.stem).stem if _split_suffix(path)[1] else path.stem
 
 
-def _open(path: Path, form: PromptFormat, newline: str | None = None) -> io.TextIOBase:
+def _open(path: Path, form: RowFormat, newline: str | None = None) -> io.TextIOBase:
     """Open a file, packed or not, as UTF-8 text; a byte order mark is left out, as it would become a part of the first name."""
     packing = _split_suffix(path)[1]
     if packing == ".zst":
@@ -74,7 +89,7 @@ UNREADABLE = (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError)
 """Errors of packed files that are damaged, and of other files that hold no UTF-8 text."""
 
 
-def read_rows(source: str, form: PromptFormat) -> Iterable[Row]:
+def read_rows(source: str, form: RowFormat) -> Iterable[Row]:
     """Yield the position and the columns of each row of a file, a folder, a saved data set or a hub name (``name@configuration``).
 
     Raises:
@@ -92,7 +107,7 @@ def read_rows(source: str, form: PromptFormat) -> Iterable[Row]:
     return _hugging_face(source, path, form)
 
 
-def _files(folder: Path, source: str, form: PromptFormat) -> list[Path]:
+def _files(folder: Path, source: str, form: RowFormat) -> list[Path]:
     """Return the files of a folder that belong to the split; none for a path that is no folder or was saved by `datasets`.
 
     If no file name contains the name of a split, all files belong to the split.
@@ -116,7 +131,7 @@ def _split_of(path: Path) -> str:
     return next((SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", path.stem.lower()) if word in SPLIT_NAMES), "")
 
 
-def _rows(path: Path, form: PromptFormat) -> Iterable[Row]:
+def _rows(path: Path, form: RowFormat) -> Iterable[Row]:
     suffix = _split_suffix(path)[0]
     if suffix in TABLES:
         return _table(path, form, TABLES[suffix])
@@ -125,7 +140,7 @@ def _rows(path: Path, form: PromptFormat) -> Iterable[Row]:
     return _parquet(path, form) if suffix == ".parquet" else _jsonl(path, form)
 
 
-def _table(path: Path, form: PromptFormat, delimiter: str) -> Iterator[Row]:
+def _table(path: Path, form: RowFormat, delimiter: str) -> Iterator[Row]:
     """Yield the rows of a CSV or TSV file with a heading; every cell is text."""
     try:
         with _open(path, form, newline="") as file:
@@ -140,7 +155,7 @@ def _table(path: Path, form: PromptFormat, delimiter: str) -> Iterator[Row]:
         raise DataError(form.flag, str(path), f"is not a readable table: {error}", "Save it as UTF-8 CSV with a heading.") from error
 
 
-def _text(path: Path, form: PromptFormat) -> Iterator[Row]:
+def _text(path: Path, form: RowFormat) -> Iterator[Row]:
     """Yield a row for each line of a text that is not empty."""
     try:
         with _open(path, form) as file:
@@ -149,14 +164,14 @@ def _text(path: Path, form: PromptFormat) -> Iterator[Row]:
         raise DataError(form.flag, str(path), f"is not UTF-8 text: {error}", "Convert it.") from error
 
 
-def _refuse(error: DataError, form: PromptFormat) -> None:
+def _refuse(error: DataError, form: RowFormat) -> None:
     """Raise an error of one row, or take it down where such rows are left out."""
     if form.bad is None:
         raise error
     form.bad.append(error.problem)
 
 
-def _jsonl(path: Path, form: PromptFormat) -> Iterator[Row]:
+def _jsonl(path: Path, form: RowFormat) -> Iterator[Row]:
     """Yield the objects of a file, one on each line, or those of a JSON array, or objects over several lines."""
     with _open(path, form) as file:
         lines: Iterator[tuple[int, str]] = enumerate(file, start=1)
@@ -209,7 +224,7 @@ def _objects(text: str) -> list[Any]:
     return found if all(isinstance(value, dict) for value in found) else []
 
 
-def _array(text: str, path: Path, form: PromptFormat) -> Iterator[Row]:
+def _array(text: str, path: Path, form: RowFormat) -> Iterator[Row]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -223,7 +238,7 @@ def _array(text: str, path: Path, form: PromptFormat) -> Iterator[Row]:
             _refuse(DataError(form.flag, str(path), problem, "Write an array of objects."), form)
 
 
-def _object(line: str, number: int, path: Path, form: PromptFormat) -> Mapping[str, Any]:
+def _object(line: str, number: int, path: Path, form: RowFormat) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -233,7 +248,7 @@ def _object(line: str, number: int, path: Path, form: PromptFormat) -> Mapping[s
     return row
 
 
-def _parquet(path: Path, form: PromptFormat) -> Iterable[Row]:
+def _parquet(path: Path, form: RowFormat) -> Iterable[Row]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
@@ -247,7 +262,7 @@ def _parquet(path: Path, form: PromptFormat) -> Iterable[Row]:
     return [(f"row {index}", row) for index, row in enumerate(rows)]
 
 
-def _hugging_face(source: str, path: Path, form: PromptFormat) -> Iterable[Row]:
+def _hugging_face(source: str, path: Path, form: RowFormat) -> Iterable[Row]:
     if not path.exists() and (path.is_absolute() or source.startswith((".", "~"))):
         raise DataError(form.flag, source, "there is no such file or folder", _nearest_file(path))
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task, as_messages
-from agentrl.env.data_files import is_readable, read_rows, stem_of
+from agentrl.env.data_files import RowFormat, is_readable, read_rows, stem_of
 from agentrl.env.images import MARK, image_texts, with_marked_places
 from agentrl.env.responses import PARAMS, chat_of
 
@@ -23,31 +23,23 @@ LABELS = (LABEL_KEY, "reward_model.ground_truth", "reward_spec.ground_truth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptFormat:
+class PromptFormat(RowFormat):
     """The reading of data set rows as tasks.
 
     Attributes:
-        flag: The flag that names the data set, for messages.
-        split: Split of a folder or a Hugging Face data set.
-        split_flag: The flag that names the split, for messages.
         input_key: Column with the prompt: text or chat messages; ``a.b`` is the key ``b`` of what stands in the column ``a``.
         label_key: Column with the label, in the same form; without the default column the label is that of
             verl's ``reward_model.ground_truth`` or SkyRL's ``reward_spec.ground_truth``, else `None`.
         marks: ``<image>`` in the texts of a prompt with images is the place of one; off for texts that no chat template renders.
         image_key: Column with the images of the prompt, a list of them or one; without it there are none.
         input_template: Text around a plain-text prompt, with ``{}`` in the prompt's place; ``{{`` and ``}}`` mean braces.
-        bad: Takes in what is wrong with lines that are none, which are then left out; `None`: the first one is an error.
     """
 
-    flag: str = "--prompts"
-    split: str = "train"
-    split_flag: str = "--prompt-split"
     input_key: str = "prompt"
     label_key: str = LABEL_KEY
     image_key: str = "images"
     marks: bool = True
     input_template: str = ""
-    bad: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class TunePlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What earlier words among the settings mean now, in lines."""
+        """Lines that say what earlier words among the settings mean now."""
         return earlier_words(self.settings)
 
     @property

@@ -7,10 +7,10 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.cluster.joining import FLAG, all_have
 from agentrl.cluster.plan import RunConfig
@@ -19,6 +19,8 @@ from agentrl.core.settings import listed
 from agentrl.resolve.ranks import LAUNCHER
 from agentrl.resolve.tune import TunePlan
 from agentrl.tune.follow import Stop
+
+Work: TypeAlias = Callable[[TunePlan, Stop | None], Any]
 
 POLL_S = 0.2
 """Seconds between two looks at what the first rank said."""
@@ -39,14 +41,15 @@ class ClusterRank:
     """One rank, in a process of the cluster on the machine with the address `host`.
 
     Args:
+        work: Trains as a plan says, until it is done or asked to stop.
         plan: The run.
         words: The command.
         folder: Folder that its relative paths begin in.
     """
 
-    def __init__(self, plan: TunePlan, words: Sequence[str], folder: str, host: str) -> None:
+    def __init__(self, work: Work, plan: TunePlan, words: Sequence[str], folder: str, host: str) -> None:
         del host
-        self._plan, self._words, self._folder = plan, words, folder
+        self._work, self._plan, self._words, self._folder = work, plan, words, folder
         self._stop, self._said = Stop(), Said()
 
     def start(self, rank: int, world_size: int, port: int, host: str, place: tuple[int, int]) -> None:
@@ -62,9 +65,7 @@ class ClusterRank:
 
     def run(self) -> None:
         """Train; on return everything is saved."""
-        from agentrl.tune.run import run
-
-        run(self._plan, self._stop)
+        self._work(self._plan, self._stop)
 
     def ask_stop(self) -> None:
         """Ask for an early end."""
@@ -75,18 +76,18 @@ class ClusterRank:
         return self._said.taken()
 
 
-def run_on_cluster(plan: TunePlan, stop: Stop | None) -> None:
-    """Run the ranks of a plan as actors; a signal to this process, or `stop`, asks all of them for an early end.
+def run_on_cluster(work: Work, plan: TunePlan, stop: Stop | None) -> None:
+    """Run `work` of a plan on its ranks as actors; a signal to this process, or `stop`, asks all of them for an early end.
 
     Raises:
         AgentRLError: If the cluster cannot be had, or a rank failed.
     """
     # A thread of its own, because a notebook runs an event loop on this one, where signals arrive.
     with (stop or Stop()).on_signals() as asked, ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, _run(plan, asked)).result()
+        thread.submit(asyncio.run, _run(work, plan, asked)).result()
 
 
-async def _run(plan: TunePlan, stop: Stop) -> None:
+async def _run(work: Work, plan: TunePlan, stop: Stop) -> None:
     own, size, device = plan.settings.run, plan.ranks.num_ranks, plan.ranks.device
     cluster = RayCluster(RunConfig(device=device, ray_address=own.ray_address, debug=own.debug), environment(plan))
     gpus, bundles = float(device == "cuda"), range(size)
@@ -94,7 +95,7 @@ async def _run(plan: TunePlan, stop: Stop) -> None:
     try:
         await cluster.connect(size)
         await cluster.reserve(bundles, [{"CPU": 1.0, **({"GPU": gpus} if gpus else {})}] * size)
-        learner = cluster.ranks(bundles, gpus, ClusterRank, lambda rank: (plan, sys.argv, os.getcwd()))
+        learner = cluster.ranks(bundles, gpus, ClusterRank, lambda rank: (work, plan, sys.argv, os.getcwd()))
         if not cluster.private:
             ranks = {f"learner-{rank}": actor for rank, actor in enumerate(learner.actors)}
             for name, place, path in shared_paths(plan):

@@ -121,16 +121,16 @@ def _run_ranks(plan: TunePlan, stop: Stop | None) -> TuneResult:
     """
     # A row that is wrong is refused once here, and not by every rank.
     read(plan)
-    run, path = plan.settings.run, plan.run_dir
-    open_directory(path, run.resume, plan.to_json())
+    own, path = plan.settings.run, plan.run_dir
+    open_directory(path, own.resume, plan.to_json())
     if plan.on_ray:
         from agentrl.tune.ray_ranks import run_on_cluster
 
-        run_on_cluster(plan, stop)
+        run_on_cluster(run, plan, stop)
         return TuneResult.read(path)
     words = [sys.executable, "-m", "agentrl", plan.method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
-    words += ["--resume", run.resume] if run.resume else []
-    words += ["--debug"] if run.debug else []
+    words += ["--resume", own.resume] if own.resume else []
+    words += ["--debug"] if own.debug else []
     words += [ACCEPT] if plan.accepts_changes else []
     code = launch.run_ranks(words, plan.ranks.num_ranks)
     if code == REFUSED:

@@ -97,7 +97,7 @@ def test_settings_of_trl_are_those_of_the_installed_version() -> None:
         for row in re.findall(r"^\| (`.*?) \|", PAGES["from_trl"].split("## Metrics")[0], re.MULTILINE)
         for name in re.findall(r"`(\w+)[=`]", row)
     }
-    of_the_trainer = {"GRPOConfig", "model", "train_dataset", "reward_funcs", "tools"}
+    of_the_trainer = {"GRPOConfig", "environment_factory", "model", "train_dataset", "reward_funcs", "tools"}
     assert names - of_the_trainer <= {*GRPOConfig.__dataclass_fields__}
 
 

@@ -109,6 +109,7 @@ def flags() -> set[str]:
                 known |= {flag(field.name) for field in dataclasses.fields(value)}
             if isinstance(value, argparse.ArgumentParser):
                 known |= set(value._option_string_actions)
+    known.add("--focus")  # of examples/own_loss.py
     return known | {name.replace("--", "--no-", 1) for name in known}
 
 

@@ -85,7 +85,7 @@ def test_a_rank_knows_its_place_and_its_output_is_taken(tmp_path: Path, no_rank:
     monkeypatch.setattr(sys, "argv", ["other"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    rank = ClusterRank(plan_of(), ["agentrl", "sft"], str(tmp_path / "mine"), "10.0.0.2")
+    rank = ClusterRank(print, plan_of(), ["agentrl", "sft"], str(tmp_path / "mine"), "10.0.0.2")
     assert not is_started()
     rank.start(3, 4, 777, "10.0.0.1", (1, 2))
     assert [os.environ[name] for name in PLACES] == ["3", "4", "1", "2", "10.0.0.1", "777", ""]
