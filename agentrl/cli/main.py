@@ -110,9 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(COMPLETION.replace("@commands", " ".join(COMMANDS)))
         return 0
     if words[0] not in COMMANDS:
-        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        near = difflib.get_close_matches(words[0], (*COMMANDS, "--help", "--version"), n=1)
         meant = f"Did you mean `agentrl {near[0]}`? " if near else ""
         return report(ConfigError("command", words[0], "is not a command", f"{meant}Commands: {', '.join(COMMANDS)}."))
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        remedy = "Change to one that exists: paths begin in it, and modules are looked for there."
+        return report(ConfigError("current directory", os.environ.get("PWD", "."), "was removed", remedy))
     # The guardian forks, which would double a program that only calls this function.
     if words[0] in GUARDED and argv is None and is_command():
         stand_by()

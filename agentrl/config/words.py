@@ -180,6 +180,12 @@ def choices(hint: Any) -> list[str]:
     return [name for part in get_args(hint) for name in choices(part)] if get_origin(hint) in (Union, UnionType) else []
 
 
+def _meant(word: str, prog: str) -> str:
+    if word.lower() in ("true", "false", "yes", "no", "on", "off"):
+        return "what is on or off takes no value: write --name or --no-name"
+    return f"`{prog} --help` shows the form"
+
+
 def _without_flags(loose: Sequence[str], prog: str, table: Mapping[str, Setting], words: Sequence[Word]) -> dict[str, Any]:
     """The values of the settings that words without flags set."""
     values: dict[str, Any] = {}
@@ -190,5 +196,5 @@ def _without_flags(loose: Sequence[str], prog: str, table: Mapping[str, Setting]
             values[word.setting] = tuple(rest) if several else rest[0]
             rest = [] if several else rest[1:]
     if rest:
-        raise UnknownFlagError(prog, tuple((word, f"belongs to no flag; `{prog} --help` shows the form") for word in rest))
+        raise UnknownFlagError(prog, tuple((word, f"belongs to no flag; {_meant(word, prog)}") for word in rest))
     return values

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +184,13 @@ def check_model(model: str, flag: str = "--model") -> None:
     "" is the bundled model.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: If it cannot, or its directory lacks the weights or the tokenizer.
     """
     path, remedy = Path(model).expanduser(), "Give the directory of a Hugging Face model, or a name of the hub such as Qwen/Qwen3-0.6B."
-    if not model or (path / "config.json").is_file():
+    if not model:
+        return
+    if (path / "config.json").is_file():
+        _check_listing(path, model, flag)
         return
     if path.exists():
         raise ConfigError(flag, model, "holds no config.json" if path.is_dir() else "is a file", remedy)
@@ -205,6 +209,19 @@ def check_model(model: str, flag: str = "--model") -> None:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         problem = f"is neither a directory nor in the cache of the hub, and the hub cannot be asked: {reason}"
         raise ConfigError(flag, model, problem, "Download it where there is a network, and give its directory.") from error
+
+
+WEIGHTS, TOKENIZERS = ("*.safetensors", "*.bin", "*.pt"), ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*", "*.py")
+"""Names of files of which a model's directory has one at least."""
+
+
+def _check_listing(folder: Path, model: str, flag: str) -> None:
+    """Check that a model's directory holds weights, and a tokenizer where it has to have one of its own."""
+    own = {"weights": WEIGHTS, **({"tokenizer": TOKENIZERS} if flag == "--model" else {})}
+    for part, patterns in own.items():
+        if not any(fnmatch(path.name, pattern) for path in folder.iterdir() for pattern in patterns):
+            problem = f"is a directory without {part}: no file is named like {', '.join(patterns)}"
+            raise ConfigError(flag, model, problem, "Copy all files of the model into it, or give another directory.")
 
 
 def context_length(model: str) -> int:

@@ -21,6 +21,7 @@ from agentrl.learner.backends import DEEPSPEED
 from agentrl.resolve.inputs import read_files
 from agentrl.resolve.ranks import is_first, is_started
 from agentrl.resolve.tune import TunePlan, load_given
+from agentrl.track.text import counted
 from agentrl.tune import launch
 from agentrl.tune.data import Examples, data_text, epoch_size, read_examples
 from agentrl.tune.directory import TuneResult, open_directory
@@ -153,7 +154,7 @@ def preview(plan: TunePlan) -> list[str]:
     run, data, optim = plan.settings.run, plan.settings.data, plan.settings.optim
     steps = num_steps(run, optim.batch_size, epoch_size(prepared.sizes, data, run.seed))
     at_once = f"{plan.learner.micro_batch_tokens} tokens at once on a rank"
-    lines = [f"{steps} steps of {optim.batch_size} rows, {at_once}, learning rate {optim.learning_rate:g}"]
+    lines = [f"{counted(steps, 'step')} of {counted(optim.batch_size, 'row')}, {at_once}, learning rate {optim.learning_rate:g}"]
     lines += [*prepared.notes, f"to train on: {data_text(prepared.counts['train'], data.max_length)}"]
     if prepared.held_out:
         lines += [f"to evaluate on: {data_text(prepared.counts['eval'], data.max_length)}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -113,13 +114,25 @@ def test_a_missing_word_is_named(name: str, word: str, capsys: pytest.CaptureFix
         (("merge", "a", "--dtype", "int8"), "--dtype = 'int8': must be 'auto', 'float32' or 'bfloat16'. See `agentrl merge --help`."),
         (("plan", "--gpus", "none"), "--gpus = 'none': must be a valid integer. See `agentrl plan --help`."),
         (("scale", "run"), "--num-engines is not given. Write `agentrl scale run --num-engines N`."),
+        (("--versoin",), "command = '--versoin': is not a command. Did you mean `agentrl --version`? Commands: train"),
         (("new", "a.py", "b.py"), "b.py  belongs to no flag; `agentrl new --help` shows the form"),
-        (("train", "e.py", "--async", "true"), "true  belongs to no flag; `agentrl train --help` shows the form"),
+        (("train", "e.py", "--async", "true"), "true  belongs to no flag; what is on or off takes no value: write --name or --no-name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_an_error_names_the_flag_the_value_and_the_remedy(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refused(capsys, *words)
+
+
+def test_a_removed_current_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setenv("PWD", "/here/gone")
+    (tmp_path / "gone").rmdir()
+    assert refused(capsys, "check", "e.py") == (
+        "agentrl: current directory = '/here/gone': was removed. Change to one that exists: paths begin in it, and modules are looked for"
+        " there.\n"
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def test_a_model_that_cannot_be_found_is_refused(tmp_path: Path, monkeypatch: py
     for model, problem in ((str(tmp_path), "holds no config.json"), (__file__, "is a file"), ("./none", "there is no such directory")):
         with pytest.raises(ConfigError, match=f"--model = .*: {problem}"):
             check(model)
+    shutil.copytree(tiny_model_path(), tmp_path / "model")
+    check(str(tmp_path / "model"))
+    for pattern, part in (("model.safetensors", "weights"), ("*token*", "tokenizer")):
+        shutil.copytree(tiny_model_path(), tmp_path / part, ignore=shutil.ignore_patterns(pattern))
+        with pytest.raises(ConfigError, match=rf"--model = .*: is a directory without {part}: no file is named like"):
+            check(str(tmp_path / part))
     asked: list[float] = []
 
     def model_info(self: object, model: str, *, timeout: float) -> None:
