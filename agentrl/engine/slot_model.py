@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import logging
 
+from agentrl.core.errors import ConfigError
 from agentrl.core.language_models import language_model, set_text_attention
 from agentrl.core.model_shape import engine_context, mutual_layers, placeholder_ids
 from agentrl.core.types import ExpertArray
@@ -138,7 +139,7 @@ class SlotModel:
                 _compare(small, ROW, small.config.get_text_config().vocab_size)
             cache = _compare(self._model, min(8, self.vocabulary - 3), self.vocabulary)
         except (TypeError, AttributeError, NotImplementedError, RuntimeError) as error:  # of a cache for another kind of state
-            raise ValueError(NOT_COMPUTED) from error
+            raise not_computed(self._model) from error
         if self.device.type == "cpu":
             make_rows_independent(self._model)
         if (head := self._model.get_output_embeddings()) is not None:  # logits of other tokens are not needed
@@ -146,7 +147,10 @@ class SlotModel:
         return cache
 
 
-NOT_COMPUTED = "the model's attention is of a kind that this engine does not compute; use --engine vllm"
+def not_computed(model: Any) -> ConfigError:
+    """Return the refusal of a model whose attention is of a kind that this engine does not compute."""
+    problem = f"does not compute the attention of {type(model).__name__}, which is of another kind"
+    return ConfigError("--engine", "transformers", problem, "Use --engine vllm if it has the model, or another one.")
 
 
 @torch.inference_mode()
@@ -154,7 +158,7 @@ def _compare(model: Any, count: int, vocabulary: int) -> SlotCache:
     """Give a model slots, run one sequence in parts with another one between them, and return the cache.
 
     Raises:
-        ValueError: If the logits are not those of one pass without slots.
+        ConfigError: If the logits are not those of one pass without slots.
     """
     ids = (torch.arange(3, 3 + count, device=model.device) % vocabulary)[None]
     expected = model(input_ids=ids, use_cache=False).logits.float()
@@ -175,7 +179,7 @@ def _compare(model: Any, count: int, vocabulary: int) -> SlotCache:
     found = torch.cat([begun, run(ids[:, first:second], 0, first), run(ids[:, second:], 0, second)], 1)
     bound = 1e-3 if expected.abs().max() < 1e3 and model.dtype == torch.float32 else 0.1 * float(expected.abs().max())
     if not torch.allclose(found, expected, atol=bound, rtol=0.01) or not cache.bytes_per_token:
-        raise ValueError(NOT_COMPUTED)
+        raise not_computed(model)
     return cache
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from agentrl.core.errors import EngineDeadError, EngineError
+from agentrl.core.errors import ConfigError, EngineDeadError, EngineError
 from agentrl.core.protocols import EngineStats, GenerationRequest, Memory, TokenListener, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.failures import reason_of
@@ -48,7 +48,8 @@ class TransformersEngine(FencedEngine):
         """Load the model; returns when ready to generate with version 0.
 
         Raises:
-            EngineError: If transformers cannot load the model, or its attention is of a kind that this engine does not compute.
+            ConfigError: If the attention of the model is of a kind that this engine does not compute.
+            EngineError: If transformers cannot load the model.
         """
         if self._batcher is not None:
             return
@@ -57,6 +58,8 @@ class TransformersEngine(FencedEngine):
         threading.Thread(target=self._run, args=(started, loop), name="agentrl-transformers", daemon=True).start()
         try:
             self._batcher = await asyncio.wrap_future(started)
+        except ConfigError:
+            raise
         except Exception as error:
             raise EngineError(f"transformers did not start with model {self._settings.model.model!r}: {reason_of(error)}") from error
         self._vocabulary, self._placeholders = self._batcher.vocabulary, self._batcher.placeholders

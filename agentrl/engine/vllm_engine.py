@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import re
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentrl.core.errors import EngineDeadError, EngineError, StructureError, TransferAbandonedError
+from agentrl.core.errors import ConfigError, EngineDeadError, EngineError, StructureError, TransferAbandonedError
 from agentrl.core.process import without_main
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import ExpertArray, FinishReason, Generation, Sampling, experts_of, floats, ints
@@ -79,6 +80,7 @@ class VllmEngine(FencedEngine):
         """Load the model; returns when ready to generate with version 0.
 
         Raises:
+            ConfigError: If vLLM has no model of this architecture.
             EngineError: If vLLM cannot start with these settings; the message is vLLM's.
         """
         started = self._llm is not None
@@ -96,6 +98,9 @@ class VllmEngine(FencedEngine):
         except Exception as error:
             cause = self._failures.cause() or reason_of(error)
             await self.close()
+            remedy = "Use --engine transformers if that computes it, or another model."
+            if unknown := re.search(r"Model architectures \['(\w+)'.*\] are not supported", cause):
+                raise ConfigError("--engine", "vllm", f"has no model {unknown[1]}", remedy) from error
             raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {cause}") from error
         self._context, self._end_ids = int(self._llm.model_config.max_model_len), _end_token_ids(self._llm.model_config)
         self._vocabulary = int(self._llm.model_config.get_vocab_size())

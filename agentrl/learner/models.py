@@ -77,6 +77,9 @@ def _load(factory: Any, settings: LearnerSettings, backend: Backend | None, *, t
         compile_layers(model)
     if trained and settings.learner.gradient_checkpointing:
         offload = "activations" in settings.learner.offload and settings.device == "cuda"
+        if not model.supports_gradient_checkpointing:
+            name, remedy = type(model).__name__, "Add --no-gradient-checkpointing."
+            raise ConfigError("--gradient-checkpointing", True, f"{name} cannot recompute its activations", remedy)
         model.gradient_checkpointing_enable({"use_reentrant": False}, offload=offload)
     return model
 

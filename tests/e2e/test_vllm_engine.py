@@ -15,11 +15,13 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import CodeGenConfig, CodeGenForCausalLM
 
 from agentrl.core.errors import EngineDeadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.engine.vllm_engine import VllmEngine
 from tests.e2e.vllm_support import equal, prompt, random_llama, request, saved, settings
+from tests.learner_support import write_tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vllm]
 
@@ -123,6 +125,15 @@ async def main():
     print("left", [str(path) for path in Path(sys.argv[2]).glob("agentrl-vllm-*")])
 asyncio.run(main())
 """
+
+
+@pytest.mark.slow
+def test_a_model_that_vllm_does_not_have_is_refused(tmp_path: Path) -> None:
+    CodeGenForCausalLM(CodeGenConfig(vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    command = [sys.executable, "-c", BROKEN.replace("EngineError", "ConfigError"), str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert "said --engine = 'vllm': has no model CodeGenForCausalLM. Use --engine transformers" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from agentrl.core.errors import ConfigError, EngineError
+from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import FinishReason, Group, Sampling, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.engine.plan import EngineConfig
@@ -27,6 +27,7 @@ from agentrl.learner.batch import collate
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.layout import Layout
 from agentrl.learner.learner import LearnerRank
+from agentrl.learner.models import load_model
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.trees import one_row_bundles, share_prefixes
 from agentrl.rollout.plan import ModelConfig
@@ -250,8 +251,20 @@ def test_the_engine_of_transformers_samples_from_the_same_distribution(family: s
 @pytest.mark.parametrize("family", NO_SLOTS)
 def test_the_engine_of_transformers_refuses_other_states_than_keys_and_values(family: str, tmp_path: Path) -> None:
     path = write(tmp_path / "model", family)
-    with pytest.raises(EngineError, match="of a kind that this engine does not compute; use --engine vllm"):
+    with pytest.raises(ConfigError, match=r"--engine = .transformers.: does not compute the attention of \w+, .* Use --engine vllm"):
         sampled(path)
+
+
+def test_a_model_that_cannot_recompute_is_refused_by_name(tmp_path: Path) -> None:
+    from transformers import CTRLConfig, CTRLLMHeadModel
+
+    config = CTRLConfig(vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=1, n_head=4, dff=64)
+    CTRLLMHeadModel(config).save_pretrained(tmp_path)
+    settings = make_settings(str(tmp_path), learner={"gradient_checkpointing": True})
+    with pytest.raises(
+        ConfigError, match=r"--gradient-checkpointing = True: CTRLLMHeadModel cannot recompute .* --no-gradient-checkpointing"
+    ):
+        load_model(settings, trained=True)
 
 
 class Chance(torch.nn.Module):
