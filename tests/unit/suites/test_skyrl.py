@@ -1,9 +1,8 @@
-"""Environments of SkyRL-gym: a class of the same protocol, and those of the package where it is installed."""
+"""Environments of SkyRL-gym: a class of the same protocol. `tests/e2e/test_skyrl_package.py` has those of the package."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -115,22 +114,3 @@ async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(__import__("sys").modules, "skyrl_gym", None)
     with pytest.raises(EnvLoadError, match=r"importing skyrl_gym.* raised .*pip install skyrl-gym"):
         load_agent("skyrl:gsm8k-missing")
-
-
-def task_of(answer: str, **more: Any) -> Task:
-    return Task("1+1?", metadata={"reward_spec": {"ground_truth": answer}, "extra_info": {}, **more})
-
-
-async def test_environments_of_the_package() -> None:
-    pytest.importorskip("skyrl_gym")
-    trajectory = await play("skyrl:gsm8k", "It is #### 2", task=task_of("2"))
-    assert (trajectory.status, trajectory.reward) == (Status.FINISHED, 1.0)
-    several = await play("skyrl:gsm8k_multi_turn?max_turns=2", "#### 3", "#### 2", task=task_of("2"))
-    assert (several.status, len(several.turns)) == (Status.FINISHED, 2)
-    assert several.reward == pytest.approx(1.1)
-    assert several.metrics["steps"] == 2.0
-    assert load_agent("skyrl:search?topk=5").load().env_config.topk == 5
-    with pytest.raises(EnvLoadError, match="SkyRL-gym has no 'gsm'"):
-        load_agent("skyrl:gsm")
-    with pytest.raises(EnvLoadError, match="unexpected keyword argument 'top'"):
-        load_agent("skyrl:search?top=5")
