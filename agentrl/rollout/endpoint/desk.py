@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,18 +47,23 @@ class Desk:
         """The body of a request; a large one takes one of a few places as long as the context is open.
 
         Raises:
-            ApiError: If it is too large, which is known before it is read if the client says so, or does not arrive in time.
+            ApiError: If it is too large, which is known before it is read if the client says so, does not arrive in time, or is packed in a
+                way that is not known.
             ClientLeftError: If the client leaves before its end.
         """
         said = headers.get(b"content-length", b"")
         size = int(said) if said.isdigit() else None
+        packed = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+        if packed not in (*PLAIN, *PACKED):
+            raise ApiError(415, f"content-encoding = {packed[:40]!r}: is none of {', '.join(PACKED)}", "content-encoding", "unsupported")
         if size is not None and size > MAX_BODY:
             raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large")
         async with AsyncExitStack() as stack:
             # A body whose size is not stated may be a large one.
-            if size is None or size > LARGE:
+            if size is None or size > LARGE or packed in PACKED:
                 await stack.enter_async_context(self._large)
-            yield await read_body(receive, MAX_BODY)
+            body = await read_body(receive, MAX_BODY)
+            yield await self._lane.run(lambda: unpacked(body, packed), MAX_BODY) if packed in PACKED else body
 
     async def digest(self, body: bytes | bytearray, *more: str) -> bytes:
         """Return what tells a body from others, together with some texts."""
@@ -98,6 +104,53 @@ class Desk:
         if subject not in self._told and len(self._told) < MAX_NOTICES:
             self._told.add(subject)
             _log.warning("%s", text)
+
+
+def unpacked(body: bytes | bytearray, packed: str) -> bytes:
+    """Return a body that is packed by one of `PACKED` as it was before.
+
+    Raises:
+        ApiError: If it is not packed so, or is larger than `MAX_BODY` bytes, of which no more are unpacked.
+    """
+    try:
+        found = PACKED[packed](bytes(body))
+    except (zlib.error, EOFError, OSError, ValueError) as error:
+        raise ApiError(400, f"the body is not packed by {packed}, as content-encoding says: {error}", code="invalid_body") from error
+    except ImportError as error:
+        raise ApiError(415, f"content-encoding = {packed!r}: needs pyarrow, which is not installed here", "content-encoding") from error
+    if len(found) > MAX_BODY:
+        raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large")
+    return found
+
+
+def _inflated(body: bytes, window: int) -> bytes:
+    stream = zlib.decompressobj(window)
+    found = stream.decompress(body, MAX_BODY + 1)
+    if not stream.eof and len(found) <= MAX_BODY:
+        raise EOFError("it ends too early")
+    return found
+
+
+def _deflated(body: bytes) -> bytes:
+    try:
+        return _inflated(body, zlib.MAX_WBITS)
+    except zlib.error:  # some clients leave out the header that the standard asks for
+        return _inflated(body, -zlib.MAX_WBITS)
+
+
+def _zstd(body: bytes) -> bytes:
+    from pyarrow import BufferReader, CompressedInputStream
+
+    return bytes(CompressedInputStream(BufferReader(body), "zstd").read(MAX_BODY + 1))
+
+
+PLAIN = ("", "identity")
+PACKED: Mapping[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda body: _inflated(body, zlib.MAX_WBITS | 16),
+    "deflate": _deflated,
+    "zstd": _zstd,
+}
+"""Values of Content-Encoding, with functions that unpack a body, up to one byte more than it may have."""
 
 
 def _parsed(parse: Callable[[Json], ChatRequest], body: bytes | bytearray) -> ChatRequest:

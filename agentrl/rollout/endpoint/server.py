@@ -26,12 +26,15 @@ from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.delivery import Delivery
 from agentrl.rollout.endpoint.desk import Desk
-from agentrl.rollout.endpoint.session import EndpointSession
+from agentrl.rollout.endpoint.session import DIGITS, EndpointSession
 from agentrl.rollout.lane import Turns
 from agentrl.rollout.plan import EndpointConfig
 
 _log = logging.getLogger(__name__)
 
+HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+KEYS = tuple(name.encode() for name in HEADERS)
+"""Headers in which clients of the several services send the key."""
 KEPT_KEYS = 4096
 """Keys of episodes that are over and get 410; older ones get 401."""
 WORKERS, MAX_PORT = 256, 65_535
@@ -139,15 +142,18 @@ class EndpointServer:
 
     def _authorize(self, headers: dict[bytes, bytes]) -> tuple[EndpointSession, str]:
         """The episode of a request and the name of its branch; `ApiError` without the key of an episode that goes on."""
-        bearer, given = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
         # Any bytes are Latin-1, so that a key of another kind is refused and is no fault.
-        key, _, branch = (bearer.removeprefix(b"Bearer ").strip() or given).decode("latin-1").partition(":")
+        given = {name: headers[name].removeprefix(b"Bearer ").strip().decode("latin-1") for name in KEYS if headers.get(name)}
+        # Some clients send a key of their own beside the one that they were given.
+        name, text = next((item for item in given.items() if "agentrl-" in item[1]), next(iter(given.items()), (b"", "")))
+        key, _, branch = text.partition(":")
         _, _, rest = key.partition("agentrl-")
         number, _, secret = rest.partition("-")
         # The number finds the episode, so that one secret is compared, which takes as long however much of a guess is right.
         known, session = self._sessions.get(number, (self._ended.get(number, ""), None))
         if not known or not hmac.compare_digest(secret.encode(), known.encode()):
-            raise ApiError(401, "the key is not that of an episode; use the api_key that the agent was given", code="invalid_api_key")
+            problem = f"the key in {name.decode()} is not that of an episode" if name else f"there is no key in {', '.join(HEADERS)}"
+            raise ApiError(401, f"{problem}; use the api_key that the agent was given", code="invalid_api_key")
         if session is None:
             raise ApiError(410, "the episode of this key is over", code="episode_over")
         return session, headers.get(b"x-agentrl-branch", branch.encode()).decode("latin-1")
@@ -216,7 +222,7 @@ class _Request:
 def _retry(headers: Mapping[bytes, bytes]) -> int | None:
     """Number of earlier tries, if the client marks it."""
     count = headers.get(b"x-stainless-retry-count", b"").decode("latin-1")
-    return int(count) if count.isdecimal() else None
+    return int(count) if count.isdecimal() and len(count) <= DIGITS else None
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

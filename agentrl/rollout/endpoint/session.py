@@ -359,10 +359,15 @@ def _cannot(request: ChatRequest, problem: str) -> ApiError:
     return ApiError(400, f"{field}: cannot be honoured: {problem}", field, "unsupported_value")
 
 
+DIGITS = 9
+"""Digits of the number of an answer at most."""
+
+
 def answer_number(name: str, session: str) -> int | None:
     """Number of the answer that has this id in some dialect, if it is one of the session's."""
     found, _, number = name.rpartition("-")
-    return int(number) if number.isdecimal() and (found == session or found.endswith(("-" + session, "_" + session))) else None
+    is_own = found == session or found.endswith(("-" + session, "_" + session))
+    return int(number) if is_own and number.isdecimal() and len(number) <= DIGITS else None
 
 
 def rewards_by_answer(rewards: Mapping[str, float], session: str) -> tuple[dict[int, float], dict[str, float]]:
