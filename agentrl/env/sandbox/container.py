@@ -15,9 +15,9 @@ from agentrl.env.sandbox import archive, cgroup, reaper
 from agentrl.env.sandbox.engine import Answer, Engine, owner_label, process_limits
 from agentrl.env.sandbox.files import copy_out_beneath
 from agentrl.env.sandbox.folders import own_root
-from agentrl.env.sandbox.program import size
 from agentrl.env.sandbox.relay import listen_in
 from agentrl.env.sandbox.spec import SandboxSpec, current_choice
+from agentrl.env.sandbox.trees import size
 
 IDLE = "sleep 2147483647 & wait"
 """Commands of the first process, a shell, which also collects orphans that have ended."""
@@ -172,12 +172,12 @@ class Container:
         answer = await self._engine.call("cp", await asyncio.to_thread(_whole, source), f"{self.name}:{name}")
         answer.check(f"{name!r} of a sandbox cannot be written")
 
-    async def copy_out(self, name: str, target: Path) -> None:
-        """Make a folder of this machine with the plain files of one of the container."""
+    async def copy_out(self, name: str, target: Path, limit: int) -> None:
+        """Make a folder of this machine with the plain files of one of the container, which have `limit` bytes together at most."""
         with tempfile.TemporaryDirectory(dir=own_root()) as scratch:
             # Into a scratch folder first: podman copies links and devices too, which `copy_out_beneath` leaves out.
             _found(await self._engine.call("cp", f"{self.name}:{name}/.", f"{scratch}/copy"), name)
-            await asyncio.to_thread(copy_out_beneath, Path(scratch), "copy", target)
+            await asyncio.to_thread(copy_out_beneath, Path(scratch), "copy", target, limit)
 
 
 def _whole(source: Path) -> str:

@@ -10,15 +10,12 @@ import atexit
 import contextlib
 import fcntl
 import os
-import shutil
-import stat
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from agentrl.env.sandbox.place_files import remove_abandoned_places
+from agentrl.env.sandbox.trees import remove
 
 PREFIX = "agentrl-sandboxes-"
 LOCK = "lock"
@@ -70,11 +67,6 @@ def owner_pipe() -> int:
     return _pipe[1]
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it, also where a program took away its own rights."""
-    shutil.rmtree(folder, onerror=_unlock)
-
-
 def remove_abandoned() -> list[Path]:
     """Remove the folders of processes of this user that are gone, and return them."""
     removed = []
@@ -83,7 +75,7 @@ def remove_abandoned() -> list[Path]:
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_folder(folder)
+                remove(folder)
                 removed.append(folder)
             finally:
                 os.close(descriptor)
@@ -101,17 +93,4 @@ def _locked() -> Path:
 
 def _remove_own(owner: int, folder: Path) -> None:
     if os.getpid() == owner:
-        remove_folder(folder)
-
-
-def _unlock(function: Callable[..., Any], path: str, error: Any) -> None:
-    """Give the rights back that are missing, and try again; what cannot be removed is left to the next start."""
-    for place in (os.path.dirname(path), path):
-        with contextlib.suppress(OSError):
-            if stat.S_ISDIR(os.lstat(place).st_mode):
-                os.chmod(place, 0o700)
-    with contextlib.suppress(OSError):
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+        remove(folder)

@@ -114,7 +114,10 @@ class ContainerSandbox(FolderSandbox):
 
     async def copy_out(self, name: str, target: Path) -> None:
         """Make a folder of this machine with the plain files of one of the sandbox."""
-        await ((await self._there()).copy_out(name, target) if name.startswith("/") else super().copy_out(name, target))
+        if name.startswith("/"):
+            await (await self._there()).copy_out(name, target, self.spec.disk_mib * MIB)
+        else:
+            await super().copy_out(name, target)
 
     def written(self) -> int:
         """Return the bytes of the working folder and of the container's changes to its image."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -13,9 +12,10 @@ from agentrl.core.errors import SandboxError
 from agentrl.env.isolation.launcher import MIB
 from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.files import copy_beneath, copy_out_beneath, read_beneath, write_beneath
-from agentrl.env.sandbox.folders import make_folder, remove_folder
-from agentrl.env.sandbox.program import Program, size
+from agentrl.env.sandbox.folders import make_folder
+from agentrl.env.sandbox.program import Program
 from agentrl.env.sandbox.spec import ExecResult, SandboxSpec
+from agentrl.env.sandbox.trees import give, remove, size
 
 
 class FolderSandbox:
@@ -56,12 +56,12 @@ class FolderSandbox:
 
     async def copy_out(self, name: str, target: Path) -> None:
         """Make a folder of this machine with the content of one of the sandbox."""
-        await asyncio.to_thread(copy_out_beneath, self.folder, name, target)
+        await asyncio.to_thread(copy_out_beneath, self.folder, name, target, self.spec.disk_mib * MIB)
 
     async def give(self) -> None:
         """Make the user of the programs the owner of the folder and of all that is in it."""
         if self.user is not None:
-            await asyncio.to_thread(_give, self.folder, self.user)
+            await asyncio.to_thread(give, self.folder, self.user)
 
     async def judged(self, result: ExecResult, num_killed: int) -> ExecResult:
         """Return the outcome of a program that was not ended, after a last look at its disk.
@@ -92,19 +92,10 @@ class FolderSandbox:
         await asyncio.gather(*(program.end() for program in self.programs))
         if self._folder is not None:
             folder, self._folder = self._folder, None
-            await asyncio.to_thread(remove_folder, folder)
+            await asyncio.to_thread(remove, folder)
 
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes that may still be written."""
     system = os.statvfs(folder)
     return system.f_bavail * system.f_frsize
-
-
-def _give(folder: Path, user: int) -> None:
-    for parent, folders, names in os.walk(folder):
-        for path in (parent, *(os.path.join(parent, name) for name in (*folders, *names))):
-            with contextlib.suppress(OSError):
-                if os.lstat(path).st_uid != user:
-                    # A link may lead to a file of this machine, which must not change its owner.
-                    os.chown(path, user, user, follow_symlinks=False)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from agentrl.env.isolation import system
 from agentrl.env.sandbox.spec import Command, Ended, ExecResult, Keep
@@ -18,7 +16,6 @@ WATCH_S = 0.25
 END_S = 5.0
 START_S = 60.0
 """Seconds in which a program begins, or its sandbox has failed."""
-FILE_BYTES = 1024
 SHOWN = 500
 """Characters of a message that are shown."""
 SIGNALLED = 128
@@ -159,14 +156,3 @@ def resident(pid: int) -> int:
         _table = now, system.processes()
     table = _table[1]
     return sum(table[member].resident for member in system.families(table, [pid])[pid])
-
-
-def size(folder: Path) -> int:
-    """Return the bytes that a folder takes; each file in it counts as `FILE_BYTES` at least, as a disk has room for so many only."""
-    total = 0
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            with contextlib.suppress(OSError):
-                # Blocks, not the length: a sparse file is longer than the room that it takes.
-                total += max(os.lstat(os.path.join(parent, name)).st_blocks * 512, FILE_BYTES)
-    return total

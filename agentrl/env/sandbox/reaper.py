@@ -8,13 +8,14 @@ output open until it ends. It is run beside a busy process, and therefore needs 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 OWNER, RUN, TRIAL = "agentrl.owner", "agentrl.run", "agentrl.trial"
 """Labels of containers: ``MACHINE:FOLDER`` of the process that made them, the run that it plays for, and one trial of Harbor's."""
@@ -76,6 +77,15 @@ def _command_lines() -> Iterator[list[str]]:
                 yield Path("/proc", name, "cmdline").read_text(errors="replace").split("\0")
 
 
+def _trees() -> Any:
+    spec = importlib.util.spec_from_file_location("trees", Path(__file__).with_name("trees.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def main(owner: str, program: Sequence[str]) -> None:
     """Wait for the end of the owner, then remove what it left."""
     if sys.stdin.buffer.read() == DONE:
@@ -86,7 +96,7 @@ def main(owner: str, program: Sequence[str]) -> None:
         if (not remove_containers(program, owner) and not is_making) or time.monotonic() > deadline:
             break
         time.sleep(AGAIN_S)
-    shutil.rmtree(owner.partition(":")[2], ignore_errors=True)
+    _trees().remove(Path(owner.partition(":")[2]))
 
 
 if __name__ == "__main__":

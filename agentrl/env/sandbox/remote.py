@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.core.errors import RemoteError, SandboxError
 from agentrl.core.sandboxes import KEY
+from agentrl.env.isolation.launcher import MIB
 from agentrl.env.remote.http import HttpLimits, HttpSession, JsonClient, SharedClient
 from agentrl.env.sandbox import protocol
 from agentrl.env.sandbox.files import copy_out_beneath
@@ -120,7 +121,7 @@ class RemoteSandbox:
                 await asyncio.to_thread(protocol.unpack_folder, answer.get("data"), Path(scratch))
             except ValueError as error:
                 raise SandboxError(f"{self._url}: the answer {error}") from error
-            await asyncio.to_thread(copy_out_beneath, Path(scratch), "copy", target)
+            await asyncio.to_thread(copy_out_beneath, Path(scratch), "copy", target, self.spec.disk_mib * MIB)
 
     async def end(self) -> None:
         """Have the server remove the sandbox; if it cannot be reached, it does so by itself after a while."""

@@ -122,8 +122,10 @@ class Sandbox:
             keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
 
         Raises:
-            SandboxError: If the sandbox did not start; a program that is not there is an outcome.
+            SandboxError: If the sandbox did not start; a program that is not there, or words that no system takes, are an outcome.
         """
+        if problem := _refused_words(words):
+            return ExecResult(code=NOT_EXECUTED, output=f"{words[0][:80]!a}: {problem}")
         return await self._backend.exec(
             Command(
                 words=words,
@@ -138,6 +140,23 @@ class Sandbox:
                 keep=keep,
             )
         )
+
+
+NOT_EXECUTED = 126
+"""Exit code of a command that a shell finds and cannot run."""
+MAX_WORD, MAX_WORDS = 128 * 1024 - 1, 1024 * 1024
+"""Bytes of one argument on Linux at most, and of all of them, for which there is room in any case."""
+
+
+def _refused_words(words: Sequence[str]) -> str:
+    """Return why no system starts a program with these words, in the words of a shell; empty if one does. A model may have written them."""
+    try:
+        sizes = [len(word.encode()) for word in words]
+    except UnicodeEncodeError:
+        return "Invalid or incomplete multibyte or wide character"
+    if any("\0" in word for word in words):
+        return "Argument with a null byte"
+    return "Argument list too long" if max(sizes) > MAX_WORD or sum(sizes) > MAX_WORDS else ""
 
 
 def _backend(spec: SandboxSpec) -> Backend:

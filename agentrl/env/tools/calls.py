@@ -192,9 +192,20 @@ def _call(value: Any) -> Parsed:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             return BadCall(f"the arguments of {name[:80]} are not valid JSON: {error}")
+    if not _is_text((name, arguments)):
+        return BadCall("the call holds half a character (\\ud800 to \\udfff), which is no text")
     if isinstance(arguments, list):
         return ToolCall(name, tuple(arguments))
     return ToolCall(name, arguments) if isinstance(arguments, Mapping) else BadCall(f"the arguments of {name[:80]} are no object or list")
+
+
+def _is_text(value: Any) -> bool:
+    """Return True if all texts in a value of JSON can be encoded; escapes may name halves of characters, which cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
 def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.core.errors import SandboxError
 from agentrl.env.isolation.system import processes
-from agentrl.env.sandbox import folders, local
+from agentrl.env.sandbox import folders, local, trees
 from agentrl.env.sandbox.files import copy_beneath, copy_out_beneath, make_beneath, remove_beneath
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import ExecResult, Kind, SandboxChoice, SandboxSpec, use_choice
@@ -278,7 +278,7 @@ def test_folders_take_the_place_of_links(tmp_path: Path) -> None:
     copy_beneath(folder, "link/up", folder / "link" / "deep")
     with pytest.raises(SandboxError):
         copy_beneath(folder, "../outside/new", folder)
-    copy_out_beneath(folder, "link", tmp_path / "out")
+    copy_out_beneath(folder, "link", tmp_path / "out", 1000)
     assert (tmp_path / "out" / "up" / "new").is_dir()
     assert list(outside.rglob("*")) == [outside / "deep"]
 
@@ -311,8 +311,27 @@ def test_folders_of_processes_that_live_stay() -> None:
     assert folder.is_relative_to(tempfile.gettempdir())
     assert folder.parent not in folders.remove_abandoned()
     (folder / "closed").mkdir(mode=0)
-    folders.remove_folder(folder)
+    trees.remove(folder)
     assert not folder.exists()
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("echo", "\0"), "'echo': Argument with a null byte"),
+        (("echo", "\ud800"), "'echo': Invalid or incomplete multibyte or wide character"),
+        (("echo", "x" * 131_072), "'echo': Argument list too long"),
+        (("echo", *["x" * 100_000] * 11), "'echo': Argument list too long"),
+    ],
+    ids=["null", "surrogate", "one word", "all words"],
+)
+async def test_words_that_no_system_takes_are_an_outcome(words: tuple[str, ...], said: str) -> None:
+    async with Sandbox() as sandbox:
+        result = await sandbox.exec(*words)
+        assert (result.code, result.output, result.ended) == (126, said, "exit")
+        longest = await sandbox.exec("printf", "%s", "x" * 131_071, output=2**20)
+        assert (longest.code, len(longest.output)) == (0, 131_071)
 
 
 @needs_sandbox

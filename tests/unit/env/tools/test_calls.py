@@ -66,6 +66,9 @@ def test_plain_answers_are_no_calls(text: str) -> None:
         ('{"name":"add","arguments":"{a:1}"}', "arguments of add are not valid JSON"),
         ("<tool_call>" + "[" * 100_000, "not valid JSON"),
         ('{"tool":"add","args":[' + "9" * 5000 + "]}", "not valid JSON"),
+        ('{"tool":"add","args":["\\ud800"]}', "half a character"),
+        ('{"tool":"add\\udc00","args":[]}', "half a character"),
+        ('{"name":"add","arguments":"{\\"a\\": {\\"b\\": \\"\\\\ud83d\\"}}"}', "half a character"),
     ],
 )
 def test_what_was_meant_as_a_call_is_told_what_is_wrong(text: str, problem: str) -> None:
