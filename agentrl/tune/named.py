@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from agentrl.config.tune import TuneDataConfig
@@ -30,18 +31,32 @@ class NamedForm:
     Attributes:
         name: Name that users know it by.
         kinds: Keys of `agentrl.tune.forms.PARSERS` that it can serve.
-        shown: Columns that it is known by, as they are shown.
-        matches: True for a row of this form.
+        columns: Columns that a row of it has, separated by commas.
         recast: The rows in our own columns that a row gives; none, if it says nothing of what is to be learned.
+        without: Columns that a row of it has not.
+        about: Columns that it is known by, as they are shown, where these are not just `columns`.
+        test: True for a row of this form, of those that have the columns.
         join: Rows that belong together -> one; `None` if each stands for itself.
     """
 
     name: str
     kinds: tuple[str, ...]
-    shown: str
-    matches: Callable[[Row], bool]
+    columns: str
     recast: Callable[[Row], list[Row]]
+    without: tuple[str, ...] = ()
+    about: str = ""
+    test: Callable[[Row], bool] = bool
     join: Callable[[Iterable[Item]], Iterator[Item]] | None = None
+
+    @property
+    def shown(self) -> str:
+        """Columns that it is known by."""
+        return self.about or self.columns
+
+    def matches(self, row: Row) -> bool:
+        """Return True for a row of this form."""
+        has_columns = all(row.get(name) is not None for name in self.columns.split(", "))
+        return has_columns and not any(name in row for name in self.without) and self.test(row)
 
 
 def named_form(row: Row, data: TuneDataConfig, kind: str) -> NamedForm | None:
@@ -82,54 +97,34 @@ def recast(form: NamedForm, row: Columns) -> list[Columns]:
         raise RowError(form.shown, f"is not of the form {form.name}: {type(error).__name__}: {error}") from error
 
 
-def _has(*names: str, without: Sequence[str] = ()) -> Callable[[Row], bool]:
-    return lambda row: all(row.get(name) is not None for name in names) and not any(name in row for name in without)
-
-
-def _text(row: Row, name: str) -> str:
+def _text(row: Row, name: str, below: str = "") -> str:
+    """Return the text of a column, and below it that of another one where there is any."""
     value = row.get(name)
     if not isinstance(value, str):
         raise RowError(name, f"is no text: {value!r:.80}")
-    return value
+    return "\n".join(part for part in (value, row.get(below)) if part) if below else value
+
+
+def _texts(**ours: str) -> Callable[[Row], list[Row]]:
+    """Return a function that makes our columns of texts in others, of one column or of two (``question + context``)."""
+    return lambda row: [{name: _text(row, *theirs.split(" + ")) for name, theirs in ours.items()}]
+
+
+def _renamed(**ours: str) -> Callable[[Row], list[Row]]:
+    return lambda row: [{name: row[theirs] for name, theirs in ours.items()}]
 
 
 # Alpaca and its descendants: https://github.com/tatsu-lab/stanford_alpaca
 
-
-def _alpaca_prompt(row: Row) -> str:
-    return "\n".join(part for part in (_text(row, "instruction"), row.get("input")) if part)
-
-
-def _alpaca(row: Row) -> list[Row]:
-    return [{"prompt": _alpaca_prompt(row), "completion": _text(row, "output")}]
-
-
-def _alpaca_pair(row: Row) -> list[Row]:
-    return [{"prompt": _alpaca_prompt(row), "chosen": _text(row, "chosen"), "rejected": _text(row, "rejected")}]
-
-
-def _alpaca_label(row: Row) -> list[Row]:
-    return [{**_alpaca(row)[0], "label": _tag(row)}]
-
-
-def _tag(row: Row) -> Any:
-    return row["kto_tag"] if "kto_tag" in row else row["label"]
+_alpaca = _texts(prompt="instruction + input", completion="output")
 
 
 # ShareGPT: `conversations` of `from` and `value`, with pairs and labels as LLaMA-Factory documents them.
 
 
-def _sharegpt(row: Row) -> list[Row]:
-    return [{"messages": row["conversations"]}]
-
-
 def _sharegpt_pair(row: Row) -> list[Row]:
     answers = {name: [row[name]] if isinstance(row[name], Mapping) else row[name] for name in ("chosen", "rejected")}
     return [{"prompt": row["conversations"], **answers}]
-
-
-def _sharegpt_label(row: Row) -> list[Row]:
-    return _labelled_chat(row["conversations"], _tag(row))
 
 
 # ms-swift: `conversation` of `human` and `assistant`, rejected answers beside a whole chat; LLaMA-Factory's chats under names of their own.
@@ -142,10 +137,6 @@ def _conversation(row: Row) -> list[Row]:
     if not is_list(turns) or not all(isinstance(turn, Mapping) and turn.keys() == TURN.keys() for turn in turns):
         raise RowError("conversation", f"is no list of objects with {' and '.join(TURN)}: {turns!r:.80}")
     return [{"messages": [{"role": role, "content": turn[name]} for turn in turns for name, role in TURN.items()]}]
-
-
-def _chat_pair(chosen: str, rejected: str) -> Callable[[Row], list[Row]]:
-    return lambda row: [{"chosen": row[chosen], "rejected": row[rejected]}]
 
 
 def _rejected_response(row: Row) -> list[Row]:
@@ -169,25 +160,21 @@ def _rated(row: Row) -> list[tuple[float, str]]:
 
 
 def _ultrafeedback(row: Row) -> list[Row]:
-    return [{"prompt": _text(row, "instruction"), "completion": max(_rated(row), key=_score)[1]}]
+    return [{"prompt": _text(row, "instruction"), "completion": max(_rated(row), key=itemgetter(0))[1]}]
 
 
 def _ultrafeedback_pair(row: Row) -> list[Row]:
     return _best_and_worst(_text(row, "instruction"), _rated(row))
 
 
-def _score(rated: tuple[float, str]) -> float:
-    return rated[0]
-
-
 def _best_and_worst(prompt: Any, rated: Sequence[tuple[float, str]]) -> list[Row]:
     """Return the pair of the best answer and the worst; nothing, if all are as good."""
-    best, worst = max(rated, key=_score), min(rated, key=_score)
+    best, worst = max(rated, key=itemgetter(0)), min(rated, key=itemgetter(0))
     return [{"prompt": prompt, "chosen": best[1], "rejected": worst[1]}] if best[0] > worst[0] else []
 
 
 def _is_chats_beside_prompt(row: Row) -> bool:
-    return isinstance(row.get("prompt"), str) and all(_is_chat(row.get(name)) for name in ("chosen", "rejected"))
+    return isinstance(row["prompt"], str) and _is_chat(row["chosen"]) and _is_chat(row["rejected"])
 
 
 def _is_chat(value: Any) -> bool:
@@ -217,46 +204,14 @@ def _helpsteer(row: Row) -> list[Row]:
     return _best_and_worst(_text(row, "prompt"), row["rated"]) if row["rated"] else []
 
 
-def _preference(row: Row) -> list[Row]:
-    strength = float(row["preference_strength"])
-    first, second = _text(row, "response_1"), _text(row, "response_2")
-    return _best_and_worst(_text(row, "prompt"), [(-strength, first), (strength, second)])
+def _compared(prompt: str, first: str, second: str, by: str, lean: Callable[[Any], float] = float) -> Callable[[Row], list[Row]]:
+    """Return a function that makes a pair of two answers: `lean` of column `by` is above 0 if the second is better, below if the first."""
 
+    def pair(row: Row) -> list[Row]:
+        strength = lean(row[by])
+        return _best_and_worst(row[prompt], [(-strength, _text(row, first)), (strength, _text(row, second))])
 
-def _preference3(row: Row) -> list[Row]:
-    """HelpSteer3: a chat in `context`, and -3 (the first answer) to 3."""
-    strength = float(row["overall_preference"])
-    return _best_and_worst(row["context"], [(-strength, _text(row, "response1")), (strength, _text(row, "response2"))])
-
-
-# Questions with an answer under other names: dolly (databricks), OpenOrca, GSM8K, MetaMathQA, NuminaMath; pairs of Intel's orca_dpo.
-
-
-def _answered(question: str, answer: str) -> Callable[[Row], list[Row]]:
-    return lambda row: [{"prompt": _asked(row, question), "completion": _text(row, answer)}]
-
-
-def _asked(row: Row, name: str) -> str:
-    return "\n".join(part for part in (_text(row, name), row.get("context")) if part)
-
-
-def _asked_pair(row: Row) -> list[Row]:
-    return [{"prompt": _asked(row, "question"), "chosen": _text(row, "chosen"), "rejected": _text(row, "rejected")}]
-
-
-# Two answers and which is better: PKU-SafeRLHF by its number, SHP (Stanford) by 1 for the first and 0 for the second.
-
-
-def _numbered(row: Row) -> list[Row]:
-    better = int(row["better_response_id"])
-    rated = [(float(number == better), _text(row, f"response_{number}")) for number in (0, 1)]
-    return _best_and_worst(_text(row, "prompt"), rated)
-
-
-def _shp(row: Row) -> list[Row]:
-    first = float(row["labels"])
-    rated = [(first, _text(row, "human_ref_A")), (1.0 - first, _text(row, "human_ref_B"))]
-    return _best_and_worst(_text(row, "history"), rated)
+    return pair
 
 
 # HH-RLHF (Anthropic): whole dialogues as text.
@@ -265,8 +220,8 @@ SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
-def _is_dialogue(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("\n\nHuman:")
+def _is_dialogues(row: Row) -> bool:
+    return all(isinstance(row[name], str) and row[name].startswith("\n\nHuman:") for name in ("chosen", "rejected"))
 
 
 def _hh(row: Row) -> list[Row]:
@@ -320,7 +275,7 @@ def _math_shepherd(row: Row) -> list[Row]:
 
 
 def _is_prm800k(row: Row) -> bool:
-    question, label = row.get("question"), row.get("label")
+    question, label = row["question"], row["label"]
     return isinstance(question, Mapping) and "problem" in question and isinstance(label, Mapping) and "steps" in label
 
 
@@ -328,56 +283,49 @@ def _response(row: Row) -> list[Row]:
     return [{**{name: value for name, value in row.items() if name != "response"}, "completion": row["response"]}]
 
 
-CHAT = ("messages", "completion")
+CHAT, BOTH = ("messages", "completion"), ("pairs", "labelled")
 FORMS = (
-    NamedForm("alpaca", ("dialogue",), "instruction, input, output", _has("instruction", "output", without=CHAT), _alpaca),
-    NamedForm("alpaca", ("pairs", "labelled"), "instruction, chosen, rejected",
-              _has("instruction", "chosen", "rejected", without=("prompt",)), _alpaca_pair),
-    NamedForm("alpaca", ("labelled",), "instruction, output, kto_tag", _has("instruction", "output", "kto_tag"), _alpaca_label),
-    NamedForm("sharegpt", ("dialogue",), "conversations", _has("conversations", without=CHAT), _sharegpt),
-    NamedForm("sharegpt", ("pairs",), "conversations, chosen, rejected", _has("conversations", "chosen", "rejected"), _sharegpt_pair),
-    NamedForm("sharegpt", ("labelled",), "conversations, kto_tag", _has("conversations", "kto_tag"), _sharegpt_label),
-    NamedForm("labelled chat", ("labelled",), "messages, label", _has("messages", "label", without=("prompt",)),
-              lambda row: _labelled_chat(row["messages"], row["label"])),
-    NamedForm("conversation", ("dialogue",), "conversation of human and assistant", _has("conversation", without=CHAT), _conversation),
-    NamedForm("chosen and rejected messages", ("pairs", "labelled"), "chosen_messages, rejected_messages",
-              _has("chosen_messages", "rejected_messages"), _chat_pair("chosen_messages", "rejected_messages")),
-    NamedForm("chat and rejected messages", ("pairs", "labelled"), "messages, rejected_messages",
-              _has("messages", "rejected_messages", without=("label",)), _chat_pair("messages", "rejected_messages")),
-    NamedForm("chat and rejected response", ("pairs", "labelled"), "messages, rejected_response",
-              _has("messages", "rejected_response", without=("label",)), _rejected_response),
-    NamedForm("query and responses", ("pairs", "labelled"), "query, response, rejected_response",
-              _has("query", "response", "rejected_response"), lambda row:
-              [{"prompt": _text(row, "query"), "chosen": _text(row, "response"), "rejected": _text(row, "rejected_response")}]),
-    NamedForm("ultrafeedback", ("dialogue",), "instruction, completions", _has("instruction", "completions", without=CHAT), _ultrafeedback),
-    NamedForm("ultrafeedback", ("pairs",), "instruction, completions", _has("instruction", "completions"), _ultrafeedback_pair),
-    NamedForm("ultrafeedback of H4", ("pairs", "labelled"), "prompt, and chosen and rejected chats", _is_chats_beside_prompt, _chats),
-    NamedForm("helpsteer", ("pairs",), "prompt, response, helpfulness",
-              _has("prompt", "response", "helpfulness"), _helpsteer, _joined_by_prompt),
-    NamedForm("helpsteer preferences", ("pairs",), "response_1, response_2, preference_strength",
-              _has("prompt", "response_1", "response_2", "preference_strength"), _preference),
-    NamedForm("helpsteer3 preferences", ("pairs", "labelled"), "context, response1, response2, overall_preference",
-              _has("context", "response1", "response2", "overall_preference"), _preference3),
-    NamedForm("pku-saferlhf", ("pairs", "labelled"), "prompt, response_0, response_1, better_response_id",
-              _has("prompt", "response_0", "response_1", "better_response_id"), _numbered),
-    NamedForm("shp", ("pairs", "labelled"), "history, human_ref_A, human_ref_B, labels",
-              _has("history", "human_ref_A", "human_ref_B", "labels"), _shp),
-    NamedForm("orca pairs", ("pairs", "labelled"), "question, chosen, rejected",
-              _has("question", "chosen", "rejected", without=("prompt",)), _asked_pair),
-    NamedForm("dolly", ("dialogue",), "instruction, response", _has("instruction", "response", without=CHAT),
-              _answered("instruction", "response")),
-    NamedForm("question and response", ("dialogue",), "question, response", _has("question", "response", without=CHAT),
-              _answered("question", "response")),
-    NamedForm("question and answer", ("dialogue",), "question, answer", _has("question", "answer", without=CHAT),
-              _answered("question", "answer")),
-    NamedForm("query and response", ("dialogue",), "query, response", _has("query", "response", without=CHAT),
-              _answered("query", "response")),
-    NamedForm("problem and solution", ("dialogue",), "problem, solution", _has("problem", "solution", without=CHAT),
-              _answered("problem", "solution")),
-    NamedForm("hh-rlhf", ("pairs", "labelled"), "chosen and rejected dialogues as text",
-              lambda row: "prompt" not in row and _is_dialogue(row.get("chosen")) and _is_dialogue(row.get("rejected")), _hh),
-    NamedForm("prompt and response", ("dialogue", "labelled"), "prompt, response", _has("prompt", "response", without=CHAT), _response),
-    NamedForm("prm800k", ("steps",), "question, label", _is_prm800k, _prm800k),
-    NamedForm("math-shepherd", ("steps",), "input, label", _has("input", "label", without=("completions",)), _math_shepherd),
+    NamedForm("alpaca", ("dialogue",), "instruction, output", _alpaca, CHAT, about="instruction, input, output"),
+    NamedForm("alpaca", BOTH, "instruction, chosen, rejected",
+              _texts(prompt="instruction + input", chosen="chosen", rejected="rejected"), ("prompt",)),
+    NamedForm("alpaca", ("labelled",), "instruction, output, kto_tag", lambda row: [{**_alpaca(row)[0], "label": row["kto_tag"]}]),
+    NamedForm("sharegpt", ("dialogue",), "conversations", _renamed(messages="conversations"), CHAT),
+    NamedForm("sharegpt", ("pairs",), "conversations, chosen, rejected", _sharegpt_pair),
+    NamedForm("sharegpt", ("labelled",), "conversations, kto_tag", lambda row: _labelled_chat(row["conversations"], row["kto_tag"])),
+    NamedForm("labelled chat", ("labelled",), "messages, label", lambda row: _labelled_chat(row["messages"], row["label"]), ("prompt",)),
+    NamedForm("conversation", ("dialogue",), "conversation", _conversation, CHAT, about="conversation of human and assistant"),
+    NamedForm("chosen and rejected messages", BOTH, "chosen_messages, rejected_messages",
+              _renamed(chosen="chosen_messages", rejected="rejected_messages")),
+    NamedForm("chat and rejected messages", BOTH, "messages, rejected_messages",
+              _renamed(chosen="messages", rejected="rejected_messages"), ("label",)),
+    NamedForm("chat and rejected response", BOTH, "messages, rejected_response", _rejected_response, ("label",)),
+    NamedForm("query and responses", BOTH, "query, response, rejected_response",
+              _texts(prompt="query", chosen="response", rejected="rejected_response")),
+    NamedForm("ultrafeedback", ("dialogue",), "instruction, completions", _ultrafeedback, CHAT),
+    NamedForm("ultrafeedback", ("pairs",), "instruction, completions", _ultrafeedback_pair),
+    NamedForm("ultrafeedback of H4", BOTH, "prompt, chosen, rejected", _chats,
+              about="prompt, and chosen and rejected chats", test=_is_chats_beside_prompt),
+    NamedForm("helpsteer", ("pairs",), "prompt, response, helpfulness", _helpsteer, join=_joined_by_prompt),
+    NamedForm("helpsteer preferences", ("pairs",), "prompt, response_1, response_2, preference_strength",
+              _compared("prompt", "response_1", "response_2", by="preference_strength")),
+    NamedForm("helpsteer3 preferences", BOTH, "context, response1, response2, overall_preference",
+              _compared("context", "response1", "response2", by="overall_preference")),
+    # PKU-SafeRLHF has the number of the better answer, SHP (Stanford) 1 if it is the first and 0 if it is the second.
+    NamedForm("pku-saferlhf", BOTH, "prompt, response_0, response_1, better_response_id",
+              _compared("prompt", "response_0", "response_1", "better_response_id",
+                        lambda number: {0: -1.0, 1: 1.0}.get(int(number), 0.0))),
+    NamedForm("shp", BOTH, "history, human_ref_A, human_ref_B, labels",
+              _compared("history", "human_ref_A", "human_ref_B", "labels", lambda first: 1.0 - 2.0 * float(first))),
+    # Answers under other names: dolly (databricks), OpenOrca, GSM8K, MetaMathQA, NuminaMath; pairs of Intel's orca_dpo.
+    NamedForm("orca pairs", BOTH, "question, chosen, rejected",
+              _texts(prompt="question + context", chosen="chosen", rejected="rejected"), ("prompt",)),
+    NamedForm("dolly", ("dialogue",), "instruction, response", _texts(prompt="instruction + context", completion="response"), CHAT),
+    *(NamedForm(f"{question} and {answer}", ("dialogue",), f"{question}, {answer}",
+                _texts(prompt=f"{question} + context", completion=answer), CHAT)
+      for question, answer in (("question", "response"), ("question", "answer"), ("query", "response"), ("problem", "solution"))),
+    NamedForm("hh-rlhf", BOTH, "chosen, rejected", _hh, ("prompt",), about="chosen and rejected dialogues as text", test=_is_dialogues),
+    NamedForm("prompt and response", ("dialogue", "labelled"), "prompt, response", _response, CHAT),
+    NamedForm("prm800k", ("steps",), "question, label", _prm800k, test=_is_prm800k),
+    NamedForm("math-shepherd", ("steps",), "input, label", _math_shepherd, ("completions",)),
 )  # fmt: skip
 """The published forms; the first that matches is taken."""
