@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from agentrl.config.mapping import to_json
 from agentrl.config.schema import PlaySettings
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.core.paths import shown_path
 from agentrl.core.plugins import KEPT
 from agentrl.core.redaction import redacted
@@ -56,7 +55,7 @@ from agentrl.rollout.tasks import eval_tasks, open_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.html import escaped, table
-from agentrl.track.jsonl import encode
+from agentrl.track.jsonl import encode_indented
 from agentrl.track.sinks import TrajectoryRecorder
 from agentrl.track.text import counted
 
@@ -275,9 +274,7 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
         "baseline": None if baseline is None else _result(baseline, solved_at),
         "comparison": None if comparison is None else dataclasses.asdict(comparison),
     }
-    with complete_file(evaluation.path / "eval.json") as partial:
-        # The function `encode` turns numbers that are not finite into null; the second pass only indents.
-        partial.write_text(json.dumps(json.loads(encode(result)), indent=2) + "\n", encoding="ascii")
+    write_text(evaluation.path / "eval.json", encode_indented(result))
 
 
 def _result(measured: Measured, solved_at: float) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.core.paths import shown_path
 from agentrl.core.process import handling_signals, refuse_import
 from agentrl.core.types import derive_seed
 from agentrl.resolve.directories import default_directory
 from agentrl.track.console import open_console
-from agentrl.track.jsonl import encode
+from agentrl.track.jsonl import encode, encode_indented
 from agentrl.track.text import number
 
 SETTINGS, ROUNDS, SUMMARY = "iterate.json", "rounds.jsonl", "summary.json"
@@ -100,12 +100,10 @@ def _all_rounds(config: IterateConfig, path: Path, console: Console) -> Iterated
     for index in range(len(rounds), config.iterate.rounds + 1):
         before = rounds[-1].model if rounds else config.iterate.model
         rounds.append(_Round(config, path, index, before, console).run())
-        with complete_file(path / ROUNDS) as partial:
-            partial.write_text("".join(encode(asdict(done)) + "\n" for done in rounds), encoding="ascii")
+        write_text(path / ROUNDS, "".join(encode(asdict(done)) + "\n" for done in rounds))
     result = Iterated(path=path, rounds=rounds)
     summary = {"status": "finished", "model": result.model, "rounds": [asdict(done) for done in rounds]}
-    with complete_file(path / SUMMARY) as partial:
-        partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
+    write_text(path / SUMMARY, encode_indented(summary))
     _show(console, result)
     return result
 
@@ -252,8 +250,7 @@ def _open_directory(path: Path, config: IterateConfig) -> None:
             problem = "cannot go on, because it would be another run with " + ", ".join(others)
             raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --run-dir.")
         return
-    with complete_file(saved) as partial:
-        partial.write_text(to_json(config) + "\n", encoding="utf-8")
+    write_text(saved, to_json(config) + "\n")
 
 
 def _name(config: IterateConfig) -> str:

@@ -21,7 +21,7 @@ from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError, TooManyFailuresError
-from agentrl.core.files import complete_file
+from agentrl.core.files import complete_file, write_text
 from agentrl.core.paths import shown_path
 from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
@@ -144,8 +144,7 @@ def _open_directory(path: Path, config: SampleConfig) -> None:
             problem = "cannot go on, because it would be another data set with " + ", ".join(others)
             raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --output.")
         return
-    with complete_file(saved) as partial:
-        partial.write_text(to_json(config) + "\n", encoding="utf-8")
+    write_text(saved, to_json(config) + "\n")
 
 
 async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: Journal, console: Console) -> None:
@@ -186,8 +185,7 @@ def _finish(config: SampleConfig, path: Path, journal: Journal, console: Console
         file.writelines(encode(row) + "\n" for row in selection.rows)
     result = _sampled(path, entries, selection)
     summary = {**asdict(result), "path": str(path), "data": str(result.data)}
-    with complete_file(path / SUMMARY) as partial:
-        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_text(path / SUMMARY, json.dumps(summary, indent=2) + "\n")
     if not result.num_episodes:
         causes = sorted({failure for entry in entries for failure in entry["failures"]})[:3]
         raise TooManyFailuresError("every episode failed, so there is no data set:\n  " + "\n  ".join(causes))

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.flow.pool import RolloutPool
 
 REQUEST, ANSWER = "scale-request.json", "scale-answer.json"
@@ -28,7 +28,7 @@ def request_engines(run_dir: Path, number: int, timeout_s: float = ANSWER_TIMEOU
     if not (run_dir / "config.json").is_file():
         raise ConfigError("RUN", str(run_dir), "is no run directory", "Give the folder that `agentrl train` wrote to.")
     name = uuid.uuid4().hex
-    _write(run_dir / REQUEST, {"id": name, "num_engines": number, "grows": grows})
+    write_text(run_dir / REQUEST, json.dumps({"id": name, "num_engines": number, "grows": grows}))
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         time.sleep(POLL_S / 5)
@@ -59,7 +59,7 @@ async def answer_requests(run_dir: Path, pool: RolloutPool) -> None:
             answer["said"] = pool.scale(int(str(request["num_engines"])), grows=bool(request.get("grows")))
         except ConfigError as error:
             answer |= {"problem": error.problem, "remedy": error.remedy}
-        _write(run_dir / ANSWER, answer)
+        write_text(run_dir / ANSWER, json.dumps(answer))
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -69,8 +69,3 @@ def _read(path: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
-
-
-def _write(path: Path, content: dict[str, object]) -> None:
-    with complete_file(path) as partial:
-        partial.write_text(json.dumps(content), encoding="utf-8")

@@ -65,7 +65,7 @@ from agentrl.suites.load import keep_environment
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.text import counted
 from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
-from agentrl.tune.demonstrations import encode_demonstrations, write_encoded
+from agentrl.tune.prepare import encode_demonstrations, write_encoded
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

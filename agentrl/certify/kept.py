@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.certify.results import Certificate
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.core.paths import cache_folder
 
 PACKAGES = ("transformers", "torch", "peft")
@@ -57,7 +57,6 @@ def keep_certificate(path: Path, certificate: Certificate) -> None:
     """Write a certificate; nothing is kept where the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with complete_file(path) as partial:
-            partial.write_text(json.dumps(certificate.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(certificate.to_dict(), indent=2) + "\n")
     except OSError:
         return

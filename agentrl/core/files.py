@@ -140,6 +140,12 @@ def complete_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text, whole or not at all."""
+    with complete_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def owned_directory(root: Path) -> tuple[Path, int]:
     """Make a directory under `root` that is this process's as long as it lives.
 

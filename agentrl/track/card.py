@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.track.recorders import launch
 
 BUNDLED = "the tiny model that agentrl brings"
@@ -30,8 +30,7 @@ class ModelCard(Callback):
         """Write ``README.md``, if this run saved the model."""
         if event.status != "finished" or not self._directory.is_dir():
             return
-        with complete_file(self._directory / "README.md") as path:
-            path.write_text(card(self._config, event.summary, launch()), encoding="utf-8")
+        write_text(self._directory / "README.md", card(self._config, event.summary, launch()))
 
 
 def card(config: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any], started: Mapping[str, Any]) -> str:

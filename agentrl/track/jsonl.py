@@ -26,6 +26,11 @@ def encode(value: Any) -> str:
     return json.dumps(_clean(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
 
 
+def encode_indented(value: Any) -> str:
+    """Return lines of JSON for a person with their newline; values become what `encode` makes of them."""
+    return json.dumps(_clean(value), indent=2, allow_nan=False) + "\n"
+
+
 def _clean(value: Any) -> Any:
     if value is None or isinstance(value, bool | str | int):
         return value

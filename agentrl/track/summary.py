@@ -18,13 +18,13 @@ from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.core.paths import shown_path
 from agentrl.core.redaction import redacted_words
 from agentrl.env.given import PREFIX
 from agentrl.env.plan import DataConfig
 from agentrl.rollout.plan import RolloutConfig
-from agentrl.track.jsonl import encode
+from agentrl.track.jsonl import encode_indented
 from agentrl.track.text import Screen, count, counted, duration, mean, number, percent, sparkline
 
 FIRST_STEPS, LAST_STEPS = 5, 10
@@ -215,9 +215,7 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
         StorageError: If it cannot be written.
     """
     try:
-        with complete_file(path) as partial:
-            # Through `encode`, which makes `null` of numbers that are not finite; `json.dumps` would write NaN, which is no JSON.
-            partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
+        write_text(path, encode_indented(summary))
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {write_problem(error, path)}") from error
 

@@ -38,19 +38,6 @@ class Examples:
     held_out: tuple[Example, ...]
     notes: tuple[str, ...] = ()
 
-    @property
-    def num_trained(self) -> int:
-        """Number of examples to train on."""
-        return sum(map(len, self.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The examples of one source, and what a person is told of them."""
-
-    examples: list[Example]
-    notes: tuple[str, ...]
-
 
 MIN_HELD_OUT = 20
 """Rows that are held out at least, where nothing is said and there are enough."""
@@ -82,15 +69,13 @@ def read_examples(data: TuneDataConfig, form: str, seed: int, evaluation: TuneEv
         DataError: If a row is malformed; the message names the file, the line and the column.
         ConfigError: If nothing is left to train on.
     """
+    notes: list[str] = []
     reading = PromptFormat(flag="--data", split=data.data_split, split_flag="--data-split")
-    read = [_read(source, reading, data, form) for source in listed(data.data)]
-    parts, notes = [each.examples for each in read], [note for each in read for note in each.notes]
+    parts = [_read(source, reading, data, form, notes) for source in listed(data.data)]
     weights = tuple(map(float, listed(data.data_probs)))
     if data.eval_data:
         reading = PromptFormat(flag="--eval-data", split=data.eval_split, split_flag="--eval-split")
-        evaluated = [_read(source, reading, data, form) for source in listed(data.eval_data)]
-        found = [example for each in evaluated for example in each.examples]
-        notes += [note for each in evaluated for note in each.notes]
+        found = [example for source in listed(data.eval_data) for example in _read(source, reading, data, form, notes)]
         count = data.eval_size or len(found)
         return Examples(tuple(map(tuple, parts)), weights, tuple(_sample(found, count, seed)[0]), tuple(notes))
     if not weights:
@@ -104,8 +89,8 @@ def read_examples(data: TuneDataConfig, form: str, seed: int, evaluation: TuneEv
     return Examples(tuple(map(tuple, kept)), weights, tuple(held), tuple(notes))
 
 
-def _read(source: str, reading: PromptFormat, data: TuneDataConfig, kind: str) -> Source:
-    """Read one source.
+def _read(source: str, reading: PromptFormat, data: TuneDataConfig, kind: str, notes: list[str]) -> list[Example]:
+    """Return the examples of one source; `notes` gets what a person is told of them.
 
     Raises:
         DataError: If it has no row, one is malformed, or more of them are than may be skipped.
@@ -116,9 +101,7 @@ def _read(source: str, reading: PromptFormat, data: TuneDataConfig, kind: str) -
     first = next(items, None)
     form = named_form(first[1], data, kind) if first else None
     items = itertools.chain([first] if first else [], items)
-    found: list[Example] = []
-    unread: dict[str, None] = {}
-    count = 0
+    found, unread, count = list[Example](), dict[str, None](), 0
     for count, (where, row) in enumerate(form.join(items) if form and form.join else items, start=1):  # noqa: B007
         try:
             found += _examples(row, form, data, kind, source, where)
@@ -133,7 +116,8 @@ def _read(source: str, reading: PromptFormat, data: TuneDataConfig, kind: str) -
         raise DataError(reading.flag, source, problem, "Mend them, or raise --max-bad-rows.")
     if not found:
         raise DataError(reading.flag, source, "holds no row", "Give at least one.")
-    return Source(found, _notes(source, count, form, found, bad, list(unread)))
+    notes += _notes(source, count, form, found, bad, list(unread))
+    return found
 
 
 def _examples(row: Columns, form: NamedForm | None, data: TuneDataConfig, kind: str, source: str, where: str) -> list[Example]:
@@ -150,9 +134,9 @@ def _examples(row: Columns, form: NamedForm | None, data: TuneDataConfig, kind: 
 
 def _notes(
     source: str, count: int, form: NamedForm | None, found: Sequence[Example], bad: Sequence[str], unread: Sequence[str]
-) -> tuple[str, ...]:
+) -> list[str]:
     """Return what a person is told of a source: the form of its rows, those that are skipped, and what is odd about the others."""
-    name = f"the form {form.name} ({form.shown})" if form else f"the form {NAMES[type(found[0])]}"
+    name = f"the form {form.name} ({form.about or form.columns})" if form else f"the form {NAMES[type(found[0])]}"
     notes = [f"{source}: {counted(count, 'row')} of {name}, {counted(len(found), 'example')}"]
     if unread:
         notes.append(f"{source}: columns that are not read: {', '.join(unread)}")
@@ -167,7 +151,7 @@ def _notes(
     if len(labels) == 1:
         word = "desirable" if True in labels else "undesirable"
         notes.append(f"{source}: all answers are {word}: there is nothing to tell them from")
-    return tuple(notes)
+    return notes
 
 
 def _unknown_keys(found: Sequence[Example]) -> list[str]:
@@ -187,8 +171,7 @@ def held_out_of(size: int) -> int:
 
 def _hold_out(parts: Sequence[list[Example]], weights: Sequence[float], total: int, seed: int) -> tuple[list[Example], list[list[Example]]]:
     """Hold out `total` examples, of each part by its weight; return them, and the parts without them."""
-    held: list[Example] = []
-    kept: list[list[Example]] = []
+    held, kept = list[Example](), list[list[Example]]()
     for index, (part, share) in enumerate(zip(parts, shares(total, weights), strict=True)):
         if share >= len(part):
             problem = f"leaves nothing to train on of {' + '.join(str(len(each)) for each in parts)} rows"
@@ -213,13 +196,8 @@ def drawing_order(sizes: Sequence[int], count: int, data: TuneDataConfig, seed: 
 
     The order follows from the seed alone, so a resumed run and a run on another number of ranks draw the same rows in each step.
     """
-    order = _order(sizes, data, seed)
-    drawn: list[int] = []
-    for epoch in itertools.count():
-        if len(drawn) >= count:
-            return drawn[:count]
-        drawn += order.epoch(epoch)
-    raise AssertionError
+    epochs = map(_order(sizes, data, seed).epoch, itertools.count())
+    return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
 
 
 def epoch_size(sizes: Sequence[int], data: TuneDataConfig, seed: int) -> int:
@@ -233,7 +211,7 @@ def _order(sizes: Sequence[int], data: TuneDataConfig, seed: int) -> TaskOrder:
 
 def data_text(counts: Mapping[str, int], max_length: int) -> str:
     """Return in one sentence what became of the rows of a data set."""
-    cut = [f"{counts[name]} {text}" for name, text in (("dropped", "dropped"), ("cut", "cut"), ("split", "split")) if counts[name]]
+    cut = [f"{counts[name]} {name}" for name in ("dropped", "cut", "split") if counts[name]]
     above = f"; above --max-length {max_length}: {', '.join(cut)}" if cut else ""
     tokens = f"{count(counts['tokens'])} tokens, {count(counts['trained'])} of them trained, the longest row {counts['longest']}"
     branches = f", {counts['branches']} of them because the chat template rewrites earlier turns," if counts.get("branches") else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import CheckpointError, ConfigError
-from agentrl.core.files import TEMPORARY, check_directory, complete_file
+from agentrl.core.files import TEMPORARY, check_directory, write_text
 from agentrl.core.fingerprints import ACCEPT
 from agentrl.core.paths import shown_path
 from agentrl.resolve.inputs import changed_files, refuse_changed
@@ -23,6 +24,7 @@ from agentrl.track.text import counted
 CHECKPOINTS = "checkpoints"
 PREFIX = "checkpoint-"
 INPUTS = "inputs.json"
+METRICS = "metrics.jsonl"
 EARLIER = "trainer_state.json"
 """File in checkpoints of the trainer of transformers, with which runs were trained before."""
 
@@ -40,11 +42,9 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def latest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint that is complete; `None` if there is none."""
     for path in reversed(checkpoints_in(folder)):
-        try:
+        with contextlib.suppress(CheckpointError):
             check_directory(path)
-        except CheckpointError:
-            continue
-        return path
+            return path
     return None
 
 
@@ -70,8 +70,7 @@ class TuneResult:
 
     def _repr_html_(self) -> str:
         """Return the loss by step, the last metrics, and the command that opens the viewer, for notebooks."""
-        rows = read_lines(self.run_dir / "metrics.jsonl") if (self.run_dir / "metrics.jsonl").exists() else []
-        losses = [float(row["loss"]) for row in rows if row.get("loss") is not None]
+        losses = [float(row["loss"]) for row in _metrics(self.run_dir) if row.get("loss") is not None]
         title = f"<b>Run {escaped(self.run_dir.name)}</b>: {escaped(self.status)}, {counted(self.steps, 'step')}"
         figures = table((), [(name, f"{value:.4g}") for name, value in self.metrics.items() if isinstance(value, int | float)])
         command = f"<code>agentrl view {escaped(shown_path(self.run_dir))}</code> shows it in the browser."
@@ -81,13 +80,12 @@ class TuneResult:
     def read(cls, run_dir: Path) -> TuneResult:
         """Return the result of a run from its directory."""
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        rows = read_lines(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
         return cls(
             status=summary["status"],
             run_dir=run_dir,
             model=run_dir / "model",
             steps=summary["steps"],
-            metrics=rows[-1] if rows else {},
+            metrics=next(reversed(_metrics(run_dir)), {}),
             summary=summary,
         )
 
@@ -137,7 +135,7 @@ class RunDirectory:
                 problem = "goes on with other rows than it began with" + (f": {changed}" if changed else "")
                 raise ConfigError("--resume", name, problem, f"Restore the data, or go on with what is there now: add {ACCEPT}.")
         if is_first():
-            _write(path, json.dumps(inputs) + "\n")
+            write_text(path, json.dumps(inputs) + "\n")
 
 
 def open_directory(path: Path, resume: str, settings: str) -> RunDirectory:
@@ -159,27 +157,21 @@ def open_directory(path: Path, resume: str, settings: str) -> RunDirectory:
         raise ConfigError("--resume", shown_path(path), problem, remedy)
     if checkpoint is None and resume not in ("", AUTO):
         raise ConfigError("--resume", resume, "holds no complete checkpoint", "Start it again without --resume, with --save-every N.")
-    if checkpoint is None and not resume and (path / "metrics.jsonl").exists() and is_first():
+    if checkpoint is None and not resume and (path / METRICS).exists() and is_first():
         raise ConfigError("--run-dir", shown_path(path), "already holds a run", "Choose another directory, or continue it with --resume.")
     try:
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if holds_directory():
-            _write(path / "config.json", settings + "\n")
+            write_text(path / "config.json", settings + "\n")
     except OSError as error:
         raise ConfigError("--run-dir", str(path), f"cannot be written to: {error.strerror}", "Name another directory.") from error
-    return RunDirectory(path, checkpoint, tuple(_rewound(path / "metrics.jsonl", checkpoint_step(checkpoint) if checkpoint else -1)))
+    # Later steps will happen again.
+    step = checkpoint_step(checkpoint) if checkpoint else -1
+    rows = [row for row in _metrics(path) if row["step"] <= step]
+    if is_first() and (path / METRICS).exists():
+        write_text(path / METRICS, "".join(encode(row) + "\n" for row in rows))
+    return RunDirectory(path, checkpoint, tuple(rows))
 
 
-def _rewound(path: Path, step: int) -> list[dict[str, Any]]:
-    """Take back the rows after a step, since those steps will happen again, and return the others."""
-    if not path.exists():
-        return []
-    rows = [row for row in read_lines(path) if row["step"] <= step]
-    if is_first():
-        _write(path, "".join(encode(row) + "\n" for row in rows))
-    return rows
-
-
-def _write(path: Path, text: str) -> None:
-    with complete_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+def _metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return read_lines(run_dir / METRICS) if (run_dir / METRICS).exists() else []

@@ -32,6 +32,9 @@ from agentrl.tune.turns import TurnRenderer
 
 Tokens: TypeAlias = "array[int] | list[int]"
 
+Planned: TypeAlias = tuple[Example, list[RowOfTurns]]
+"""An example, and its rows as text."""
+
 CHUNK = 256
 """Examples whose texts are encoded together."""
 AHEAD = 4
@@ -106,10 +109,10 @@ class Encoder:
         problem, _, remedy = str(error).rpartition(". ")
         return DataError(flag, where, f"{example.where}: {problem}", f"{remedy}.")
 
-    def _planned(self, examples: Iterable[Example], flag: str) -> Iterator[tuple[Example, list[RowOfTurns]]]:
+    def _planned(self, examples: Iterable[Example], flag: str) -> Iterator[Planned]:
         """Yield examples with their rows as text, whose tokens are there by then; those of the next ones become tokens meanwhile."""
         left, takes_turns = iter(examples), usable_cores() == 1
-        encoding: deque[tuple[list[tuple[Example, list[RowOfTurns]]], Wanted, Future[list[array[int]]]]] = deque()
+        encoding: deque[tuple[list[Planned], Wanted, Future[list[array[int]]]]] = deque()
         with ThreadPoolExecutor(2) as pool:  # one encodes while the other takes the tokens over from the tokenizer
             while chunk := list(itertools.islice(left, CHUNK)):
                 planned = [(example, self._plan_of(example, flag)) for example in chunk]
@@ -128,9 +131,7 @@ class Encoder:
         except (ImageError, ChatTemplateError) as error:
             raise self._named(example, flag, error) from error
 
-    def _encoded(
-        self, planned: list[tuple[Example, list[RowOfTurns]]], wanted: Wanted, tokens: Future[list[array[int]]]
-    ) -> Iterator[tuple[Example, list[RowOfTurns]]]:
+    def _encoded(self, planned: list[Planned], wanted: Wanted, tokens: Future[list[array[int]]]) -> Iterator[Planned]:
         self._batch.put(wanted, tokens.result())
         yield from planned
 
@@ -143,55 +144,62 @@ class Encoder:
         if example.images and self._reader is None:  # said here, because the template of a text model fails on parts for images
             raise ImageError(f"the row has {len(example.images)} images, and the model reads no images")
         if isinstance(example, Chat):
-            places = self._places_of_answers(example)
-            table = [""]
-            return rows_of(self.codec, self._renderer, self._batch, self._renderer.turns(example.messages, places, table), table)
+            return self._rows_of(example.messages, self._places_of_answers(example))
         answers = [example.chosen, example.rejected] if isinstance(example, Pair) else [example.answer]
         if self._is_plain(example.prompt):
             for text in (str(example.prompt), *(answer["content"] for answer in answers)):
                 self._batch.want(text)
             return []
         asked = as_messages(example.prompt)
-        rows = []
-        for answer in answers:
-            table = [""]
-            turns = self._renderer.turns([*asked, answer], [len(asked)], table)
-            rows += rows_of(self.codec, self._renderer, self._batch, turns, table)
-        return rows
+        return [row for answer in answers for row in self._rows_of([*asked, answer], [len(asked)])]
+
+    def _rows_of(self, messages: Sequence[Message], places: Sequence[int]) -> list[RowOfTurns]:
+        table = [""]
+        turns = self._renderer.turns(messages, places, table)
+        return rows_of(self.codec, self._renderer, self._batch, turns, table)
 
     def _example(self, example: Example, planned: list[RowOfTurns]) -> list[Row]:
         """Return the rows of one example; none if it is too long."""
         for row in planned:
             row.finish()
             self.ends.update(token for token in row.ends if self.codec.is_control(token))
-        if isinstance(example, Pair):
-            return self._pair(example, planned)
-        if isinstance(example, Labelled):
-            return self._labelled(example, planned)
+        if isinstance(example, Pair | Labelled):
+            return self._judged(example, planned)
+        if isinstance(example, Text):
+            return self._text(example.text)
+        branches = self._branches(example, planned)
+        self.counts.branches += max(len(branches) - 1, 0)
+        images = () if isinstance(example, Steps) else example.images
+        self._check_places([ids for ids, _ in branches], images)
+        return [row for ids, labels in branches for row in self._fitted_row(ids, labels, images)]
+
+    def _branches(self, example: Chat | Answer | Steps, planned: list[RowOfTurns]) -> list[tuple[Tokens, Tokens | list[float]]]:
+        """Return the tokens and the labels of each row of an example, before images take their places."""
+        if isinstance(example, Steps):
+            return [self._steps(example)]
+        everything = self._train_on == "all"
         if isinstance(example, Chat):
-            everything = self._train_on == "all"
             pairs = zip([None, *planned], planned, strict=False)
-            branches = [(row.ids, row.labels(before, everything)) for before, row in pairs]
-            self._check_places([ids for ids, _ in branches], example.images)
-            self.counts.branches += max(len(branches) - 1, 0)
-            return [row for ids, labels in branches for row in self._fitted_row(ids, labels, example.images)]
-        ids, labels = self._steps(example) if isinstance(example, Steps) else self._single(example, planned)
-        if isinstance(example, Answer) and example.images:
-            self._check_places([ids], example.images)
-            return self._fitted_row(ids, labels, example.images)
-        if isinstance(example, Text) and len(ids) > self._max and self._overlong == "split":
-            self.counts.split += 1
-            parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
-            return [self._row(part, part, len(part)) for part in parts if len(part) > 1]
-        return self._fitted_row(ids, labels)
+            return [(row.ids, row.labels(before, everything)) for before, row in pairs]
+        prompt, (answer,) = self._prompt_and_answers(example.prompt, [example.answer], planned)
+        ids = prompt + answer
+        return [(ids, ids if everything else as_array([IGNORED]) * len(prompt) + answer)]
+
+    def _text(self, text: str) -> list[Row]:
+        """Return the row of a text, or several of one that is too long."""
+        self.ends.update(self._text_end)
+        ids = as_array(self.codec.beginning) + self._batch.ids(text) + self._text_end
+        if len(ids) <= self._max or self._overlong != "split":
+            return self._fitted_row(ids, ids)
+        self.counts.split += 1
+        parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
+        return [self._row(part, part, len(part)) for part in parts if len(part) > 1]
 
     def _fitted_row(self, ids: Tokens, labels: Tokens | list[float], images: Sequence[str] = ()) -> list[Row]:
         if images or self._places(ids):
             return self._row_with_images(ids, labels, images)
         kept = self._fit(len(ids), self._max)
-        cut = kept < len(ids)
-        if cut:
-            ids, labels = ids[:kept], labels[:kept]
+        ids, labels, cut = ids[:kept], labels[:kept], kept < len(ids)
         trained = int(np.count_nonzero(np.asarray(labels) != IGNORED))
         if trained == (kept > 0 and labels[0] != IGNORED):  # nothing predicts the first token
             return self._drop()
@@ -202,12 +210,9 @@ class Encoder:
         """Return a row in which tokens of images, which are not trained, stand in the places of these; none if it is too long."""
         used = images[: len(self._places(ids))] if self._reader is not None else images  # a branch may end before the last image
         expanded, placed = self._expanded(ids, used)
-        targets: list[Any] = []
-        begin = 0
-        for place, image in zip(self._places(ids), placed, strict=True):
-            targets += [*labels[begin:place], *[IGNORED] * (image.end - image.place)]
-            begin = place + 1
-        targets += labels[begin:]
+        targets: list[Any] = list(labels)
+        for place, image in reversed([*zip(self._places(ids), placed, strict=True)]):
+            targets[place : place + 1] = [IGNORED] * (image.end - image.place)
         if len(expanded) > self._max or all(label == IGNORED for label in targets[1:]):
             return self._drop()
         trained = len(targets) - targets.count(IGNORED)
@@ -256,18 +261,6 @@ class Encoder:
         self.counts.trained += trained
         self.counts.longest = max(self.counts.longest, tokens)
 
-    def _text(self, text: str) -> array[int]:
-        self.ends.update(self._text_end)
-        return as_array(self.codec.beginning) + self._batch.ids(text) + self._text_end
-
-    def _single(self, example: Answer | Text, planned: list[RowOfTurns]) -> tuple[array[int], array[int]]:
-        if isinstance(example, Text):
-            ids = self._text(example.text)
-            return ids, ids
-        prompt, (answer,) = self._prompt_and_answers(example.prompt, [example.answer], planned)
-        ids = prompt + answer
-        return ids, ids if self._train_on == "all" else as_array([IGNORED]) * len(prompt) + answer
-
     def _places_of_answers(self, example: Chat) -> list[int]:
         """Return the places of the answers that are trained, or with ``--train-on all`` of all."""
         if self._train_on == "all":
@@ -285,31 +278,24 @@ class Encoder:
             labels += [IGNORED] * (len(step) - 1) + [label if counts else IGNORED]
         return ids, labels
 
-    def _pair(self, example: Pair, planned: list[RowOfTurns]) -> list[Row]:
-        prompt, answers = self._fitted(example, planned, example.chosen, example.rejected)
-        if not answers:
-            return self._drop()
-        margin = {} if example.margin is None else {"margin": example.margin}
-        return [{"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1], **margin, **_images_of(example)}]
-
-    def _labelled(self, example: Labelled, planned: list[RowOfTurns]) -> list[Row]:
-        prompt, answers = self._fitted(example, planned, example.answer)
-        if not answers:
-            return self._drop()
-        return [{"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label, **_images_of(example)}]
-
-    def _fitted(self, example: Pair | Labelled, planned: list[RowOfTurns], *messages: Message) -> tuple[Tokens, list[array[int]]]:
-        """Return a prompt and the answers to it, counted and cut if need be; no answers if one of them does not fit."""
-        compact, answers = self._prompt_and_answers(example.prompt, messages, planned)
+    def _judged(self, example: Pair | Labelled, planned: list[RowOfTurns]) -> list[Row]:
+        """Return the row of a pair or of a labelled answer; none if an answer does not fit."""
+        rest: dict[str, Any]
+        if isinstance(example, Pair):
+            answers = {"chosen_ids": example.chosen, "rejected_ids": example.rejected}
+            rest = {} if example.margin is None else {"margin": example.margin}
+        else:
+            answers, rest = {"completion_ids": example.answer}, {"label": example.label}
+        compact, encoded = self._prompt_and_answers(example.prompt, list(answers.values()), planned)
         ids, _ = self._expanded(compact, example.images)
-        room = self._max - len(ids)
-        kept = [self._fit(len(answer), room) for answer in answers]
+        kept = [self._fit(len(answer), self._max - len(ids)) for answer in encoded]
         if not all(kept):
-            return ids, []
-        self.counts.cut += any(count < len(answer) for count, answer in zip(kept, answers, strict=True))
+            return self._drop()
+        self.counts.cut += any(count < len(answer) for count, answer in zip(kept, encoded, strict=True))
         for count in kept:
             self._count(len(ids) + count, count)
-        return ids, [answer[:count] for answer, count in zip(answers, kept, strict=True)]
+        cut = {name: answer[:count] for name, answer, count in zip(answers, encoded, kept, strict=True)}
+        return [{"prompt_ids": ids, **cut, **rest, **({"images": list(example.images)} if example.images else {})}]
 
     def _is_plain(self, prompt: Prompt) -> bool:
         return isinstance(prompt, str) and not self._data.apply_chat_template
@@ -331,11 +317,6 @@ class Encoder:
         if any(row.prompt != first for row in planned):
             raise ChatTemplateError("the prompts of two answers differ in the chat template. Write both answers in one form")
         return first, [row.ids[len(first) :] for row in planned]
-
-
-def _images_of(example: Pair | Labelled) -> Row:
-    """Return the column of the images of a prompt; none for a prompt of text."""
-    return {"images": list(example.images)} if example.images else {}
 
 
 def render(codec: TextCodec, row: Row) -> str:
@@ -360,13 +341,11 @@ def _marked(codec: TextCodec, ids: Sequence[int], labels: Sequence[Any]) -> str:
                 pieces.append(f"{codec.decode(ids[start : place + 1])}[[{label:g}]]")
                 start = place + 1
         return "".join(pieces) + codec.decode(ids[start:])
-    text, start = "", 0
-    for place in range(1, len(ids) + 1):
-        if place == len(ids) or (labels[place] == IGNORED) != (labels[start] == IGNORED):
-            part = codec.decode(ids[start:place])
-            text += part if labels[start] == IGNORED else f"[[{part}]]"
-            start = place
-    return text
+    pieces = []
+    for is_ignored, run in itertools.groupby(zip(ids, labels, strict=True), lambda pair: pair[1] == IGNORED):
+        part = codec.decode([token for token, _ in run])
+        pieces.append(part if is_ignored else f"[[{part}]]")
+    return "".join(pieces)
 
 
 class ImageError(ValueError):

@@ -15,12 +15,11 @@ from agentrl.algo.row_losses import METRICS, OWN
 from agentrl.config.methods import COMMON, LOWER_IS_BETTER, Method
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.process import handling_signals
+from agentrl.learner.ranks import Ranks
 
-LEARNER = frozenset(
-    {
-        *("rows", "tokens/rows", "tokens/trained", "tokens/saved", "shared_prompts", "padding", "micro_batches"),
-        *("skipped_updates", "loss/balance", "memory/peak_gib", "memory/process_gib"),
-    }
+LEARNER = (
+    *("rows", "tokens/rows", "tokens/trained", "tokens/saved", "shared_prompts", "padding", "micro_batches"),
+    *("skipped_updates", "loss/balance", "memory/peak_gib", "memory/process_gib"),
 )
 """Metrics of training steps that reinforcement learning has too, beside those of time."""
 
@@ -43,15 +42,10 @@ class Stop:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
 
-    def agreed(self) -> bool:
+    def agreed(self, ranks: Ranks) -> bool:
         """Return True if any rank was asked, the same on every rank."""
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            return self.asked
-        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
         # A rank that stopped alone would leave the others waiting in their next collective operation.
-        flag = torch.tensor([float(self.asked)], device=device)
-        torch.distributed.all_reduce(flag)
-        return bool(flag.item())
+        return bool(ranks.sum(torch.tensor(float(self.asked), device=ranks.device)))
 
 
 class Rows:

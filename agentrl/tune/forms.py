@@ -22,8 +22,7 @@ from agentrl.config.tune import (
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.rollout.forms import REASONING
 from agentrl.rollout.template import plain_text
-from agentrl.tune.columns import Row, RowError, history, is_given, is_list, is_trained, opened, read_marks
-from agentrl.tune.row_images import parts_of, with_images, with_role
+from agentrl.tune.columns import Row, RowError, history, is_given, is_list, is_trained, opened, parts_of, read_marks, with_images, with_role
 
 LEAVE_OUT = "Leave such rows out, or skip them with --bad-rows skip."
 
@@ -129,7 +128,7 @@ def _form_of(row: Row, data: DialogueDataConfig) -> str:
     raise RowError(data.messages_key, f"is missing: the row has neither {keys}", f"Its columns are {', '.join(row)}.")
 
 
-def pair(row: Row, data: PairsDataConfig) -> list[Example]:
+def pair(row: Row, data: PairsDataConfig) -> list[Pair]:
     """Return the pair of a row; without a prompt, its two chats begin alike and differ in the last message.
 
     Raises:
@@ -160,13 +159,12 @@ def labelled(row: Row, data: LabelledDataConfig) -> list[Example]:
     """
     if data.completion_key not in row and data.chosen_key in row:
         found = pair(row, data)[0]
-        assert isinstance(found, Pair)
         answers = ((found.chosen, True), (found.rejected, False))
         return [Labelled(found.prompt, answer, label, found.images) for answer, label in answers]
     label = _column(row, data.label_key)
     label = CELLS.get(label.lower(), label) if isinstance(label, str) else label
     if label not in (True, False):  # 0 and 1 count, as other tools write them
-        raise RowError(data.label_key, f"is neither true nor false: {_shown(label)}")
+        raise RowError(data.label_key, f"is neither true nor false: {label!r:.80}")
     prompt, images = _prompt(row, data)
     return [Labelled(prompt, _answer(_column(row, data.completion_key), data.completion_key), bool(label), images)]
 
@@ -179,12 +177,12 @@ def steps(row: Row, data: StepsDataConfig) -> list[Example]:
     """
     texts, labels = _column(row, data.steps_key), _column(row, data.label_key)
     if not is_list(texts) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise RowError(data.steps_key, f"is no list of texts: {_shown(texts)}")
+        raise RowError(data.steps_key, f"is no list of texts: {texts!r:.80}")
     if not is_list(labels) or len(labels) != len(texts):
-        raise RowError(data.label_key, f"is no list of {len(texts)} labels, one for each step: {_shown(labels)}")
+        raise RowError(data.label_key, f"is no list of {len(texts)} labels, one for each step: {labels!r:.80}")
     for label in labels:
         if not isinstance(label, numbers.Real) or not 0 <= float(label) <= 1:
-            raise RowError(data.label_key, f"holds {_shown(label)}, which is neither true, false nor a number from 0 to 1")
+            raise RowError(data.label_key, f"holds {label!r:.80}, which is neither true, false nor a number from 0 to 1")
     prompt, images = _prompt(row, data)
     if images:
         raise RowError(data.prompt_key, f"has {len(images)} images", "Steps are labelled on text alone.")
@@ -203,14 +201,14 @@ def _column(row: Row, key: str) -> Any:
 def _text(row: Row, key: str) -> str:
     value = _column(row, key)
     if not isinstance(value, str) or not value:
-        raise RowError(key, f"is no text: {_shown(value)}")
+        raise RowError(key, f"is no text: {value!r:.80}")
     return value
 
 
 def _number(row: Row, key: str) -> float:
     value = _column(row, key)
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise RowError(key, f"is no number: {_shown(value)}")
+        raise RowError(key, f"is no number: {value!r:.80}")
     return float(value)
 
 
@@ -234,12 +232,12 @@ def _prompt(row: Row, data: TuneDataConfig) -> tuple[Prompt, tuple[str, ...]]:
 def _messages(value: Any, key: str, *, images: bool = False) -> list[Message]:
     """Return chat messages, also those of the ShareGPT form (``from`` and ``value``), and with `images` those with parts for images."""
     if not is_list(value) or not value:
-        raise RowError(key, f"is no list of messages: {_shown(value)}")
+        raise RowError(key, f"is no list of messages: {value!r:.80}")
     found: list[Message] = []
     for index, item in enumerate(value):
         item = with_role(item, index, key)
         if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
-            raise RowError(key, f"holds no message with role and content at place {index}: {_shown(item)}")
+            raise RowError(key, f"holds no message with role and content at place {index}: {item!r:.80}")
         found.append(_message(item, index, key, images=images))
     return found
 
@@ -256,13 +254,13 @@ def _message(item: Mapping[str, Any], index: int, key: str, *, images: bool) -> 
     if not (images and item["role"] != "assistant" and any(part == {"type": "image"} for part in parts_of(item))):
         content = _content(content, place, key)
     if content is None:
-        raise RowError(key, f"holds a message of {item['role']} whose content is no text, {place}: {_shown(item.get('content'))}")
+        raise RowError(key, f"holds a message of {item['role']} whose content is no text, {place}: {item.get('content')!r:.80}")
     if not (content or calls):
         raise RowError(key, f"holds an empty message of {item['role']} {place}", LEAVE_OUT)
     read_marks(message, place, key)
     for name in REASONING:
         if not isinstance(message.get(name, ""), str):
-            raise RowError(key, f"holds a message whose {name} is no text, {place}: {_shown(message[name])}")
+            raise RowError(key, f"holds a message whose {name} is no text, {place}: {message[name]!r:.80}")
     return {**message, "content": content}  # type: ignore[typeddict-item]
 
 
@@ -283,14 +281,14 @@ def _call(call: Any, place: str, key: str) -> dict[str, Any]:
     """Return a tool call with its arguments as an object, which most templates take."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise RowError(key, f"holds a tool call without the name of a function, {place}: {_shown(call)}")
+        raise RowError(key, f"holds a tool call without the name of a function, {place}: {call!r:.80}")
     arguments = function.get("arguments") or {}
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError as error:
         raise RowError(key, f"holds a call of {function['name']} whose arguments are not JSON, {place}: {error}") from error
     if not isinstance(arguments, Mapping):
-        raise RowError(key, f"holds a call of {function['name']} whose arguments are no object, {place}: {_shown(arguments)}")
+        raise RowError(key, f"holds a call of {function['name']} whose arguments are no object, {place}: {arguments!r:.80}")
     named = {"id": call["id"]} if call.get("id") else {}
     return {**named, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
 
@@ -350,13 +348,10 @@ def _common_beginning(chosen: Any, rejected: Any, row: Row, data: PairsDataConfi
         raise RowError(data.rejected_key, f"has other images than column {data.chosen_key!r}", "Give both answers to the same pictures.")
     first = _messages(chosen, data.chosen_key, images=bool(images))
     second = _messages(rejected, data.rejected_key, images=bool(images))
-    length = 0
-    while length < min(len(first), len(second)) - 1 and first[length] == second[length]:
-        length += 1
-    if not length:
-        raise RowError(
-            data.rejected_key, f"does not begin as column {data.chosen_key!r}, and there is no prompt", "Name it with --prompt-key."
-        )
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], second[:-1], strict=False))
+    if not (length := len([*alike])):
+        problem = f"does not begin as column {data.chosen_key!r}, and there is no prompt"
+        raise RowError(data.rejected_key, problem, "Name it with --prompt-key.")
     return first[:length], images, first[length:], second[length:]
 
 
@@ -366,7 +361,7 @@ def _with_quality(prompt: Any, row: Row, data: DialogueDataConfig) -> Any:
         return prompt
     quality = _column(row, data.quality_key)
     if not isinstance(quality, str | numbers.Real):
-        raise RowError(data.quality_key, f"is neither a number nor a word: {_shown(quality)}")
+        raise RowError(data.quality_key, f"is neither a number nor a word: {quality!r:.80}")
     if isinstance(prompt, str):
         return data.quality_template.format(prompt=prompt, quality=quality)
     last = max((index for index, message in enumerate(prompt) if message["role"] == "user"), default=None)
@@ -374,10 +369,6 @@ def _with_quality(prompt: Any, row: Row, data: DialogueDataConfig) -> Any:
         raise RowError(data.quality_key, "cannot be written anywhere: the chat has no message of the user")
     content = data.quality_template.format(prompt=prompt[last]["content"], quality=quality)
     return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]
 
 
 PARSERS = {"dialogue": dialogue, "pairs": pair, "labelled": labelled, "steps": steps}

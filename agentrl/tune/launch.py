@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from agentrl.core.exit_codes import INTERRUPTED
 from agentrl.core.operating_system import end_with_parent
 from agentrl.core.process import LOOPBACK, free_port, handling_signals
 from agentrl.resolve.ranks import LAUNCHER, is_rank, world_size
@@ -70,6 +71,12 @@ def joined(device: Literal["cpu", "cuda"], *, deepspeed: bool, **together: int) 
                 env.pop(name, None)
 
 
+def rank_environment(rank: int, size: int, local: tuple[int, int], meeting: tuple[str, int]) -> dict[str, str]:
+    """Return the variables that torchrun sets for a rank: of `size`, with rank and size on its machine, and where rank 0 listens."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return dict(zip(names, map(str, (rank, size, *local, *meeting)), strict=True))
+
+
 def run_ranks(words: Sequence[str], size: int) -> int:
     """Run a command in `size` processes, each one rank, and return 0 when all have ended, or the code of the first that failed.
 
@@ -78,9 +85,7 @@ def run_ranks(words: Sequence[str], size: int) -> int:
     port = free_port(LOOPBACK)
     processes = []
     for rank in range(size):
-        places: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        places |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, LAUNCHER: os.getpid()}
-        own = {name: str(value) for name, value in places.items()}
+        own = rank_environment(rank, size, (rank, size), (LOOPBACK, port)) | {LAUNCHER: str(os.getpid())}
         # All ranks write the same lines.
         output = None if rank == 0 else subprocess.DEVNULL
         # One thread for each rank, as with torchrun, since the ranks share the cores of the machine.
@@ -103,9 +108,6 @@ def _supervised(processes: Sequence[subprocess.Popen[bytes]]) -> int:
                 _signal_all(processes, signal.SIGKILL)
             time.sleep(0.1)
     return failed or next((code for process in processes if (code := process.returncode)), 0)
-
-
-INTERRUPTED = 130
 
 
 def _signal_all(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:

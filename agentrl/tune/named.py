@@ -48,11 +48,6 @@ class NamedForm:
     test: Callable[[Row], bool] = bool
     join: Callable[[Iterable[Item]], Iterator[Item]] | None = None
 
-    @property
-    def shown(self) -> str:
-        """Columns that it is known by."""
-        return self.about or self.columns
-
     def matches(self, row: Row) -> bool:
         """Return True for a row of this form."""
         has_columns = all(row.get(name) is not None for name in self.columns.split(", "))
@@ -94,7 +89,7 @@ def recast(form: NamedForm, row: Columns) -> list[Columns]:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, RowError):
             raise
-        raise RowError(form.shown, f"is not of the form {form.name}: {type(error).__name__}: {error}") from error
+        raise RowError(form.about or form.columns, f"is not of the form {form.name}: {type(error).__name__}: {error}") from error
 
 
 def _text(row: Row, name: str, below: str = "") -> str:
@@ -159,14 +154,6 @@ def _rated(row: Row) -> list[tuple[float, str]]:
     return [(float(answer["overall_score"]), answer["response"]) for answer in row["completions"]]
 
 
-def _ultrafeedback(row: Row) -> list[Row]:
-    return [{"prompt": _text(row, "instruction"), "completion": max(_rated(row), key=itemgetter(0))[1]}]
-
-
-def _ultrafeedback_pair(row: Row) -> list[Row]:
-    return _best_and_worst(_text(row, "instruction"), _rated(row))
-
-
 def _best_and_worst(prompt: Any, rated: Sequence[tuple[float, str]]) -> list[Row]:
     """Return the pair of the best answer and the worst; nothing, if all are as good."""
     best, worst = max(rated, key=itemgetter(0)), min(rated, key=itemgetter(0))
@@ -174,11 +161,9 @@ def _best_and_worst(prompt: Any, rated: Sequence[tuple[float, str]]) -> list[Row
 
 
 def _is_chats_beside_prompt(row: Row) -> bool:
-    return isinstance(row["prompt"], str) and _is_chat(row["chosen"]) and _is_chat(row["rejected"])
-
-
-def _is_chat(value: Any) -> bool:
-    return is_list(value) and len(value) > 1 and all(isinstance(item, Mapping) for item in value)
+    chats = row["chosen"], row["rejected"]
+    are_chats = all(is_list(chat) and len(chat) > 1 and all(isinstance(item, Mapping) for item in chat) for chat in chats)
+    return isinstance(row["prompt"], str) and are_chats
 
 
 def _chats(row: Row) -> list[Row]:
@@ -200,10 +185,6 @@ def _joined_by_prompt(items: Iterable[Item]) -> Iterator[Item]:
         yield answers[0][0], Columns({**others, "prompt": prompt, "rated": rated})
 
 
-def _helpsteer(row: Row) -> list[Row]:
-    return _best_and_worst(_text(row, "prompt"), row["rated"]) if row["rated"] else []
-
-
 def _compared(prompt: str, first: str, second: str, by: str, lean: Callable[[Any], float] = float) -> Callable[[Row], list[Row]]:
     """Return a function that makes a pair of two answers: `lean` of column `by` is above 0 if the second is better, below if the first."""
 
@@ -222,10 +203,6 @@ SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 def _is_dialogues(row: Row) -> bool:
     return all(isinstance(row[name], str) and row[name].startswith("\n\nHuman:") for name in ("chosen", "rejected"))
-
-
-def _hh(row: Row) -> list[Row]:
-    return [{name: _spoken(row[name]) for name in ("chosen", "rejected")}]
 
 
 def _spoken(text: str) -> list[Row]:
@@ -301,11 +278,14 @@ FORMS = (
     NamedForm("chat and rejected response", BOTH, "messages, rejected_response", _rejected_response, ("label",)),
     NamedForm("query and responses", BOTH, "query, response, rejected_response",
               _texts(prompt="query", chosen="response", rejected="rejected_response")),
-    NamedForm("ultrafeedback", ("dialogue",), "instruction, completions", _ultrafeedback, CHAT),
-    NamedForm("ultrafeedback", ("pairs",), "instruction, completions", _ultrafeedback_pair),
+    NamedForm("ultrafeedback", ("dialogue",), "instruction, completions",
+              lambda row: [{"prompt": _text(row, "instruction"), "completion": max(_rated(row), key=itemgetter(0))[1]}], CHAT),
+    NamedForm("ultrafeedback", ("pairs",), "instruction, completions",
+              lambda row: _best_and_worst(_text(row, "instruction"), _rated(row))),
     NamedForm("ultrafeedback of H4", BOTH, "prompt, chosen, rejected", _chats,
               about="prompt, and chosen and rejected chats", test=_is_chats_beside_prompt),
-    NamedForm("helpsteer", ("pairs",), "prompt, response, helpfulness", _helpsteer, join=_joined_by_prompt),
+    NamedForm("helpsteer", ("pairs",), "prompt, response, helpfulness",
+              lambda row: _best_and_worst(_text(row, "prompt"), row["rated"]) if row["rated"] else [], join=_joined_by_prompt),
     NamedForm("helpsteer preferences", ("pairs",), "prompt, response_1, response_2, preference_strength",
               _compared("prompt", "response_1", "response_2", by="preference_strength")),
     NamedForm("helpsteer3 preferences", BOTH, "context, response1, response2, overall_preference",
@@ -323,7 +303,8 @@ FORMS = (
     *(NamedForm(f"{question} and {answer}", ("dialogue",), f"{question}, {answer}",
                 _texts(prompt=f"{question} + context", completion=answer), CHAT)
       for question, answer in (("question", "response"), ("question", "answer"), ("query", "response"), ("problem", "solution"))),
-    NamedForm("hh-rlhf", BOTH, "chosen, rejected", _hh, ("prompt",), about="chosen and rejected dialogues as text", test=_is_dialogues),
+    NamedForm("hh-rlhf", BOTH, "chosen, rejected", lambda row: [{name: _spoken(row[name]) for name in ("chosen", "rejected")}],
+              ("prompt",), about="chosen and rejected dialogues as text", test=_is_dialogues),
     NamedForm("prompt and response", ("dialogue", "labelled"), "prompt, response", _response, CHAT),
     NamedForm("prm800k", ("steps",), "question, label", _prm800k, test=_is_prm800k),
     NamedForm("math-shepherd", ("steps",), "input, label", _math_shepherd, ("completions",)),

@@ -19,22 +19,12 @@ from agentrl.core.settings import listed
 from agentrl.resolve.ranks import LAUNCHER
 from agentrl.resolve.tune import TunePlan
 from agentrl.tune.follow import Stop
+from agentrl.tune.launch import rank_environment
 
 Work: TypeAlias = Callable[[TunePlan, Stop | None], Any]
 
 POLL_S = 0.2
 """Seconds between two looks at what the first rank said."""
-
-
-class Said(io.StringIO):
-    """Standard output of a rank, until the driver takes it."""
-
-    def taken(self) -> str:
-        """Return what was written since the last call."""
-        text = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return text
 
 
 class ClusterRank:
@@ -50,17 +40,14 @@ class ClusterRank:
     def __init__(self, work: Work, plan: TunePlan, words: Sequence[str], folder: str, host: str) -> None:
         del host
         self._work, self._plan, self._words, self._folder = work, plan, words, folder
-        self._stop, self._said = Stop(), Said()
+        self._stop, self._said = Stop(), io.StringIO()
 
     def start(self, rank: int, world_size: int, port: int, host: str, place: tuple[int, int]) -> None:
         """Be this rank of so many, which meet at a port of rank 0; `place` is that among the ranks of this machine."""
         os.chdir(self._folder)
         sys.argv[:] = self._words
-        places = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": place[0], "LOCAL_WORLD_SIZE": place[1]}
         # The driver holds the directory of the run, and is no parent of this process.
-        os.environ.update(
-            {**{name: str(value) for name, value in places.items()}, "MASTER_ADDR": host, "MASTER_PORT": str(port), LAUNCHER: ""}
-        )
+        os.environ.update({**rank_environment(rank, world_size, place, (host, port)), LAUNCHER: ""})
         sys.stdout = sys.stderr = self._said  # all ranks write the same lines; the driver takes those of the first
 
     def run(self) -> None:
@@ -73,7 +60,10 @@ class ClusterRank:
 
     def said(self) -> str:
         """Return what the rank wrote since the last call."""
-        return self._said.taken()
+        text = self._said.getvalue()
+        self._said.seek(0)
+        self._said.truncate()
+        return text
 
 
 def run_on_cluster(work: Work, plan: TunePlan, stop: Stop | None) -> None:
@@ -133,7 +123,6 @@ def shared_paths(plan: TunePlan) -> list[tuple[str, str, str]]:
 
 def environment(plan: TunePlan) -> dict[str, str]:
     """Return the environment variables of the ranks; a rank has as many threads as a process that `agentrl.tune.launch` starts."""
-    threads = "1" if plan.ranks.num_ranks > 1 else str(os.cpu_count() or 1)
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if plan.ranks.device == "cpu" else {}
-    own = {"DS_ACCELERATOR": plan.ranks.device, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-    return {**own, **hidden}
+    threads = os.environ.get("OMP_NUM_THREADS", "1" if plan.ranks.num_ranks > 1 else str(os.cpu_count() or 1))
+    return {"DS_ACCELERATOR": plan.ranks.device, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": threads, **hidden}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.methods import METHODS
 from agentrl.config.plugins import plugins
 from agentrl.core.errors import ClusterError, ConfigError
+from agentrl.core.exit_codes import INTERRUPTED
 from agentrl.core.fingerprints import ACCEPT, fingerprints_of
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import refuse_import
@@ -25,10 +26,14 @@ from agentrl.track.text import counted
 from agentrl.tune import launch
 from agentrl.tune.data import Examples, data_text, epoch_size, read_examples
 from agentrl.tune.directory import TuneResult, open_directory
-from agentrl.tune.prepare import Prepared, num_steps, prepare
+from agentrl.tune.prepare import num_steps, prepare
+from agentrl.tune.row_table import Prepared
 
 if TYPE_CHECKING:
     from agentrl.tune.follow import Stop
+
+REFUSED = 2
+"""Exit code of a command that asked for what cannot be done."""
 
 
 def tune(method: str, *, stop: Stop | None = None, **settings: Any) -> TuneResult:
@@ -76,7 +81,7 @@ def _run(plan: TunePlan, stop: Stop | None) -> TuneResult:
     together = {"sequence_parallel": learner.sequence_parallel, "tensor_parallel": learner.learner_tensor_parallel}
     with launch.joined(plan.ranks.device, deepspeed=learner.learner_backend == DEEPSPEED, **together) as ranks:
         # Imports DeepSpeed, which reads the kind of device that `joined` has set.
-        from agentrl.tune.training import train
+        from agentrl.tune.loop import train
 
         return train(plan, prepared, directory, stop, started_s, ranks)
 
@@ -136,12 +141,9 @@ def _run_ranks(plan: TunePlan, stop: Stop | None) -> TuneResult:
     code = launch.run_ranks(words, plan.ranks.num_ranks)
     if code == REFUSED:
         raise SystemExit(code)
-    if code not in (0, launch.INTERRUPTED):
+    if code not in (0, INTERRUPTED):
         raise ClusterError(f"a rank of {path} ended with code {code}; what it said is above")
     return TuneResult.read(path)
-
-
-REFUSED = 2
 
 
 def preview(plan: TunePlan) -> list[str]:

@@ -113,11 +113,9 @@ class TurnRenderer:
             not self._system_prompt
             and self._marked is not None
             and not self._dialect.parts
-            and all(message.keys() == _PLAIN and message["role"] in _ROLES and self._is_text(message["content"]) for message in messages)
+            and all(message.keys() == _PLAIN and message["role"] in _ROLES for message in messages)
+            and all(isinstance(message["content"], str) and self._codec.is_plain(message["content"]) for message in messages)
         )
-
-    def _is_text(self, content: Any) -> bool:
-        return isinstance(content, str) and self._codec.is_plain(content)
 
     def _turns_at_once(
         self, chat: Sequence[Message], tools: Sequence[Any], places: Sequence[int], *, as_they_are: bool = False
@@ -160,7 +158,9 @@ class TurnRenderer:
         if self._system_prompt and chat[0]["role"] != "system":
             chat.insert(0, Message(role="system", content=self._system_prompt))
         if tools and not self._describes_tools:  # as in reinforcement learning: described in the system message, called by JSON in tags
-            chat, tools = [_with_calls_as_text(message) for message in with_system(chat, describe_tools(tools))], []
+            told = with_system(chat, describe_tools(tools))
+            chat = [{**each, "content": with_calls_as_text(each), "tool_calls": []} if each.get("tool_calls") else each for each in told]
+            tools = []
         else:
             for message in chat:
                 self._check_kinds(message)
@@ -201,7 +201,7 @@ class TurnRenderer:
 
     def _divided_turn(self, message: Message, prompt: str, whole: str) -> Turn:
         """Return the turn of an answer, by the text of the chat before it and with it."""
-        thinking = _thinking_of(message)
+        thinking = reasoning_of(_split(message))
         prompt, answer = self._divided(prompt, whole, thinking)
         if not _is_in(message, answer):
             self._check_whole(answer, [message])
@@ -278,9 +278,7 @@ def _template(codec: TextCodec, settings: ModelConfig) -> ChatTemplate:
 
 def _may_be_lost(message: Message, piece: str, opening: str) -> bool:
     """Return True if a message may not be whole in what is written for it; the first one may stand in the opening."""
-    if _is_in(message, piece):
-        return False
-    return bool(lost(piece, [message])) and bool(lost(opening, [message]))
+    return not _is_in(message, piece) and bool(lost(piece, [message]) and lost(opening, [message]))
 
 
 def _is_in(message: Message, text: str) -> bool:
@@ -289,19 +287,9 @@ def _is_in(message: Message, text: str) -> bool:
     return not message.get("tool_calls") and isinstance(content, str) and content.strip() in text
 
 
-def _with_calls_as_text(message: Message) -> Message:
-    if not message.get("tool_calls"):
-        return message
-    return {**message, "content": with_calls_as_text(message), "tool_calls": []}
-
-
 def _split(message: Message) -> Message:
     """Return a message whose thinking, a block at the beginning of its content, is a field of its own."""
     if message["role"] != "assistant" or "<think>" not in message["content"] or reasoning_of(message):
         return message
     block = _BLOCK.match(message["content"])
     return message if block is None else {**message, "reasoning_content": block[1].strip("\n"), "content": block[2].lstrip("\n")}  # type: ignore[typeddict-unknown-key]
-
-
-def _thinking_of(message: Message) -> str:
-    return reasoning_of(message) or reasoning_of(_split(message))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.inspect.reader import RunReader
 from agentrl.viewer.app import to_json
 from agentrl.viewer.images import episode_image
@@ -40,8 +40,7 @@ def write_page(collection: RunCollection, path: Path, *, episodes: Sequence[str]
     start = answers.choose(episodes, steps)
     text = single_page(answers.found, start=start)
     try:
-        with complete_file(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         raise ConfigError("--html", str(path), f"cannot be written: {error.strerror or error}", "Name another place.") from error
     return path.stat().st_size

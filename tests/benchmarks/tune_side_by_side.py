@@ -102,13 +102,14 @@ def lengths(task: str, rows: Sequence[dict[str, Any]], model: str) -> list[int]:
 
 def with_agentrl(task: str, options: argparse.Namespace, data: Path, clock: Clock) -> None:
     """The command, called from Python."""
+    from agentrl.learner.ranks import Ranks
     from agentrl.tune import tune
     from agentrl.tune.follow import Stop
 
     class Ticks(Stop):
-        def agreed(self) -> bool:
+        def agreed(self, ranks: Ranks) -> bool:
             clock.tick()
-            return super().agreed()
+            return super().agreed(ranks)
 
     rest = {"record_rows": 0, "eval_size": 0, "tensorboard": False, "shuffle": False, "token_cache": "none"}
     sizes = {"num_steps": options.steps, "batch_size": options.rows, "learning_rate": RATE, "lr_schedule": "constant"}

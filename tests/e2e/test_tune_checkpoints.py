@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from agentrl.config.methods import METHODS
 from agentrl.resolve.tune import load_given
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory
-from agentrl.tune.prepare import Prepared
+from agentrl.tune.row_table import Prepared
 from tests.e2e.runs import ROOT, command
 from tests.ports import free_ports
 

@@ -20,7 +20,7 @@ MOMENTS: dict[str, tuple[str, str, str, int]] = {
     "its directory is there": ("agentrl.tune.run", "open_directory", "after", 1),
     "rows are encoded": ("agentrl.tune.prepare", "Encoder.encode", "after", 1),
     "it writes the model before training as the best": ("agentrl.learner.export", "copy_processor", "after", 1),
-    "it records rows": ("agentrl.tune.samples", "encode", "after", 3),
+    "it records rows": ("agentrl.tune.learner_rows", "encode", "after", 3),
     "it trains the first step": ("agentrl.learner.plain.backend", "PlainEngine.accumulate", "after", 1),
     "it writes a line of metrics": ("agentrl.track.jsonl", "JsonLines.write", "halfway", 3),
     "it evaluates": ("agentrl.learner.step", "TrainingStep.evaluate", "after", 3),
@@ -30,10 +30,10 @@ MOMENTS: dict[str, tuple[str, str, str, int]] = {
     "a checkpoint is complete": ("agentrl.tune.loop", "commit_directory", "after", 1),
     "it puts a better model in the place of the best": ("agentrl.core.files", "shutil.rmtree", "before", 1),
     "it removes an older checkpoint": ("agentrl.tune.loop", "remove_directory", "before", 1),
-    "it writes the last figures of rows": ("agentrl.tune.samples", "RowRecorder.end", "before", 1),
+    "it writes the last figures of rows": ("agentrl.tune.learner_rows", "RowRecorder.end", "before", 1),
     "it writes the model": ("agentrl.learner.export", "copy_processor", "after", 1),
-    "the model is written": ("agentrl.tune.training", "save_model", "after", 1),
-    "it writes its summary": ("agentrl.track.summary", "encode", "after", 1),
+    "the model is written": ("agentrl.learner.plain.backend", "PlainEngine.close", "before", 1),
+    "it writes its summary": ("agentrl.track.summary", "encode_indented", "after", 1),
 }
 """Moments of a run in their order, so that one that is resumed after each kill comes to the next one."""
 
@@ -97,8 +97,8 @@ def _load() -> None:
 
     import agentrl.learner.learner
     import agentrl.learner.plain.backend
-    import agentrl.tune.run
-    import agentrl.tune.training  # noqa: F401
+    import agentrl.tune.loop
+    import agentrl.tune.run  # noqa: F401
     from agentrl.assets import tiny_model_path
     from agentrl.core.tokenizers import load_tokenizer
 

@@ -269,7 +269,7 @@ def tool_edges(recording: Recording, command: str) -> Iterator[None]:
         if command == "export":
             stack.enter_context(patch("agentrl.learner.export.export_checkpoint", _exported(recording)))
         if command in METHODS:
-            stack.enter_context(patch("agentrl.tune.training.start", _tuned(recording)))
+            stack.enter_context(patch("agentrl.tune.loop.start", _tuned(recording)))
         yield
 
 

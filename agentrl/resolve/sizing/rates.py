@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from agentrl.core.files import complete_file
+from agentrl.core.files import write_text
 from agentrl.core.paths import cache_folder
 
 
@@ -55,8 +55,7 @@ def keep_rates(device: str, rates: Rates) -> bool:
     everything = {**read_rates(), device: rates}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with complete_file(path) as partial:
-            partial.write_text(json.dumps({name: asdict(each) for name, each in everything.items()}, indent=2) + "\n", encoding="utf-8")
+        write_text(path, json.dumps({name: asdict(each) for name, each in everything.items()}, indent=2) + "\n")
     except OSError:
         return False
     return True

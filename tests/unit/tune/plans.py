@@ -15,14 +15,19 @@ from agentrl.tune.directory import RunDirectory
 from agentrl.tune.encode import Encoder
 from agentrl.tune.learner_rows import RowMaker
 from agentrl.tune.loop import start
-from agentrl.tune.prepare import Prepared, image_reader, make_tokenizer
-from agentrl.tune.row_table import Row
+from agentrl.tune.prepare import image_reader, make_tokenizer
+from agentrl.tune.row_table import Prepared, Row
 from agentrl.tune.run import encoded, read
 
 
 def encoder_of(codec: TextCodec, config: TuneConfig, reader: ImageReader | None = None) -> Encoder:
     """Return the encoder of a run with these settings."""
     return Encoder(codec, config.data, config.model, config.method, reader)
+
+
+def num_trained(examples: Examples) -> int:
+    """Return the number of examples to train on."""
+    return sum(map(len, examples.parts))
 
 
 def examples_of(config: TuneConfig, form: str) -> Examples:

@@ -13,6 +13,7 @@ from agentrl.core.errors import DataError
 from agentrl.core.types import Message
 from agentrl.tune.columns import RowError
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, dialogue, labelled, pair
+from tests.unit.tune.plans import num_trained
 from tests.unit.tune.test_named import CHAT, FORMS, RATED, TOOL, TURNS, read_row, said, user
 
 SYSTEM = Message(role="system", content="Be brief.")
@@ -194,7 +195,7 @@ def test_an_empty_answer_says_how_to_skip_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--bad-rows skip"):
         read_row(tmp_path, "labelled", {"prompt": "a", "completion": "b", "label": "perhaps"})
     found = read_row(tmp_path, "dialogue", *[{"messages": CHAT}] * 9, empty, bad_rows="skip")
-    assert found.num_trained == 9
+    assert num_trained(found) == 9
 
 
 def test_turns_of_a_conversation_have_no_other_keys(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from agentrl.config.tune import PairsDataConfig, TuneConfig, TuneEvalConfig, TuneRunConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.tune.data import drawing_order, epoch_size, held_out_of
-from tests.unit.tune.plans import examples_of
+from tests.unit.tune.plans import examples_of, num_trained
 
 
 def pairs(path: Path, count: int) -> str:
@@ -46,7 +46,7 @@ def test_held_out_rows_follow_from_the_seed_and_are_not_trained(tmp_path: Path):
     first, again, other = (examples_of(config(seed, data=source, eval_size=5), "pairs") for seed in (0, 0, 1))
     assert first == again
     assert first.held_out != other.held_out
-    assert (len(first.held_out), first.num_trained) == (5, 15)
+    assert (len(first.held_out), num_trained(first)) == (5, 15)
     assert not set(map(repr, first.held_out)) & set(map(repr, first.parts[0]))
     with pytest.raises(ConfigError, match="leaves nothing to train on"):
         examples_of(config(data=source, eval_size=20), "pairs")
@@ -55,7 +55,7 @@ def test_held_out_rows_follow_from_the_seed_and_are_not_trained(tmp_path: Path):
 def test_one_of_a_hundred_rows_is_held_out_where_nothing_is_said(tmp_path: Path):
     assert [held_out_of(size) for size in (0, 199, 200, 1999, 2100, 50_000)] == [0, 0, 20, 20, 21, 500]
     found = examples_of(config(data=pairs(tmp_path / "a.jsonl", 250)), "pairs")
-    assert (len(found.held_out), found.num_trained) == (20, 230)
+    assert (len(found.held_out), num_trained(found)) == (20, 230)
     few = pairs(tmp_path / "b.jsonl", 20)
     assert not examples_of(config(data=few), "pairs").held_out
     asked = TuneConfig(data=PairsDataConfig(data=few), eval=TuneEvalConfig(keep_best="loss"))
@@ -66,7 +66,7 @@ def test_one_of_a_hundred_rows_is_held_out_where_nothing_is_said(tmp_path: Path)
 def test_rows_to_evaluate_on_may_be_named(tmp_path: Path):
     train, other = pairs(tmp_path / "a.jsonl", 6), pairs(tmp_path / "b.jsonl", 4)
     found = examples_of(config(data=train, eval_data=other), "pairs")
-    assert (found.num_trained, len(found.held_out)) == (6, 4)
+    assert (num_trained(found), len(found.held_out)) == (6, 4)
     assert len(examples_of(config(data=train, eval_data=other, eval_size=3), "pairs").held_out) == 3
 
 
@@ -74,7 +74,7 @@ def test_sources_are_held_out_by_their_weights(tmp_path: Path):
     sources = f"{pairs(tmp_path / 'a.jsonl', 40)},{pairs(tmp_path / 'b.jsonl', 40)}"
     found = examples_of(config(data=sources, data_probs="3,1", eval_size=8), "pairs")
     assert [len(part) for part in found.parts] == [34, 38]
-    assert examples_of(config(data=sources), "pairs").num_trained == 80
+    assert num_trained(examples_of(config(data=sources), "pairs")) == 80
 
 
 def test_an_epoch_is_every_row_once_in_an_order_of_the_seed():

@@ -15,8 +15,8 @@ from agentrl.learner.demonstrations import as_rows
 from agentrl.resolve.commands import load_config
 from agentrl.resolve.demonstrations import demonstrations
 from agentrl.tune.data import drawing_order
-from agentrl.tune.demonstrations import encode_demonstrations, write_encoded
 from agentrl.tune.learner_rows import RowMaker
+from agentrl.tune.prepare import encode_demonstrations, write_encoded
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "tune"
 CHATS, TEXTS = EXAMPLES / "chats.jsonl", EXAMPLES / "texts.jsonl"

@@ -16,7 +16,7 @@ from agentrl.tune import tune
 from agentrl.tune.directory import RunDirectory
 from agentrl.tune.follow import Best, Rows, Stop
 from agentrl.tune.loop import Loop
-from agentrl.tune.prepare import Prepared
+from agentrl.tune.row_table import Prepared
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 OF = {"sft": "chats", "dpo": "pairs", "kto": "labelled", "orpo": "pairs", "reward-model": "helpful", "process-reward-model": "steps"}
@@ -27,7 +27,8 @@ class State:
     """A learner that computes nothing: its evaluations have given losses."""
 
     def __init__(self, losses: list[float] | None = None) -> None:
-        self.ranks, self.losses, self.trained, self.saved = SimpleNamespace(first=True, barrier=lambda: None), losses or [], 0, 0
+        self.ranks = SimpleNamespace(first=True, barrier=lambda: None, sum=lambda flag: flag, device="cpu")
+        self.losses, self.trained, self.saved = losses or [], 0, 0
         self.policy = SimpleNamespace(can_generate=lambda: False)
 
     def train_rows(self, step: int, rows: Any) -> dict[str, float]:

@@ -26,7 +26,7 @@ from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.data import Examples
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
 from agentrl.tune.prepare import make_tokenizer
-from tests.unit.tune.plans import examples_of, rows_of
+from tests.unit.tune.plans import examples_of, num_trained, rows_of
 
 KINDS = {"dialogue": "sft", "pairs": "dpo", "labelled": "kto", "steps": "process-reward-model"}
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -315,7 +315,7 @@ def test_bad_rows_stop_or_are_skipped_and_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 42 is not JSON"):
         read(path, "dialogue")
     found = read(path, "dialogue", bad_rows="skip")
-    assert (found.num_trained, len(found.held_out)) == (9899, 99)
+    assert (num_trained(found), len(found.held_out)) == (9899, 99)
     notes = "\n".join(found.notes)
     assert "2 rows skipped" in notes
     assert "line 42 is not JSON" in notes

@@ -18,7 +18,8 @@ from agentrl.learner.merge import merge_into_base
 from agentrl.resolve.tune import load_given
 from agentrl.rollout.plan import ModelConfig
 from agentrl.tune.loop import record_ends
-from agentrl.tune.prepare import Prepared, make_tokenizer
+from agentrl.tune.prepare import make_tokenizer
+from agentrl.tune.row_table import Prepared
 from agentrl.tune.run import preview, tune
 from tests.unit.tune.plans import rows_of
 
@@ -61,7 +62,7 @@ def test_a_template_of_the_user_renders_the_rows_and_is_kept_by_the_tokenizer(te
     assert found.samples[0].startswith("<|user|>What is 8-0?<|tool|><|assistant|>[[8<|tool|>]]")
     tokenizer = make_tokenizer(ModelConfig(chat_template=template), "")
     assert tokenizer.chat_template == ENDING_WITH_TOOL
-    assert found.ends == (tokenizer.convert_tokens_to_ids("<|tool|>"),)
+    assert found.ends == [tokenizer.convert_tokens_to_ids("<|tool|>")]
 
 
 def test_a_row_that_the_template_refuses_is_named_by_file_and_line(tmp_path: Path):
@@ -83,13 +84,13 @@ def test_a_tokenizer_without_a_template_refuses_messages_and_trains_texts(withou
         with pytest.raises(DataError, match=r"line 1: the tokenizer has no chat template.*--chat-template FILE"):
             prepared(data=data, model=without_template)
     assert prepared(data=CHATS, model=without_template, chat_template=template).ends
-    assert prepared(data=pair, model=without_template, apply_chat_template=False).samples == ("1+2=[[3<|end|>]]",)
-    assert prepared(data=text, model=without_template).samples == ("[[1+2=3<|end|>]]",)
+    assert prepared(data=pair, model=without_template, apply_chat_template=False).samples == ["1+2=[[3<|end|>]]"]
+    assert prepared(data=text, model=without_template).samples == ["[[1+2=3<|end|>]]"]
 
 
 def test_an_end_token_of_the_user_ends_texts_and_turns_that_a_template_leaves_open(tmp_path: Path):
     text = written(tmp_path / "text.jsonl", {"text": "1+2=3"})
-    assert prepared(data=text, eos_token="<|tool|>").samples == ("[[1+2=3<|tool|>]]",)
+    assert prepared(data=text, eos_token="<|tool|>").samples == ["[[1+2=3<|tool|>]]"]
     open_end = tmp_path / "open.jinja"
     open_end.write_text("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}assistant: ")
     open_end.write_text(open_end.read_text().replace("assistant: ", "{% if add_generation_prompt %}assistant: {% endif %}"))

@@ -17,10 +17,10 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.resolve.tune import load_given
 from agentrl.rollout import text_codec
 from agentrl.rollout.text_codec import TextCodec
-from agentrl.tune import encode, prepare, row_cache
+from agentrl.tune import encode, prepare
 from agentrl.tune.encode import Encoder
 from agentrl.tune.forms import Chat
-from agentrl.tune.row_table import Drawn, RowTable, as_rows, fingerprint
+from agentrl.tune.row_table import Drawn, Prepared, RowTable, as_rows, fingerprint
 from agentrl.tune.row_text import RowOfTurns, as_array
 from tests.unit.tune.plans import encoder_of, rows_of
 
@@ -62,7 +62,7 @@ def test_rows_are_drawn_from_parts_that_follow_each_other() -> None:
     assert [row["label"] for row in Drawn(parts[:1], [2, 1])[:2]] == [2, 1]
 
 
-def prepared(command: str = "sft", **settings: Any) -> prepare.Prepared:
+def prepared(command: str = "sft", **settings: Any) -> Prepared:
     return rows_of(load_given(METHODS[command], {"data": str(DATA / f"{OF[command]}.jsonl"), "eval_size": 8, **settings}))
 
 
@@ -76,7 +76,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("x")
         return before(self, *given)
 
-    monkeypatch.setattr(row_cache, "MIN_EXAMPLES", 100)
+    monkeypatch.setattr(prepare, "MIN_EXAMPLES", 100)
     monkeypatch.setattr(Encoder, "encode", noted)
     return found
 
@@ -118,12 +118,12 @@ def test_rows_are_made_anew_for_other_settings_templates_and_contents(encoded: l
 def test_broken_rows_are_made_anew_and_old_ones_go(encoded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(token_cache=str(tmp_path))
     (folder,) = tmp_path.iterdir()
-    with next(folder.rglob("0.npy")).open("ab") as file:
+    with next(folder.rglob("labels.npy")).open("ab") as file:
         file.write(b"more")
     for _ in range(2):
         prepared(token_cache=str(tmp_path))
         assert len(encoded) == 4
-    monkeypatch.setattr(row_cache, "KEPT", 2)
+    monkeypatch.setattr(prepare, "KEPT", 2)
     os.utime(folder, (1, 1))
     for length in (64, 65):
         prepared(token_cache=str(tmp_path), max_length=length)
@@ -141,7 +141,7 @@ def test_few_rows_are_not_kept_and_the_default_is_the_users_cache(tmp_path: Path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prepared()
     assert not list(tmp_path.iterdir())
-    assert row_cache.folder_of("") == tmp_path / "agentrl" / "rows"
+    assert prepare.folder_of("") == tmp_path / "agentrl" / "rows"
 
 
 def test_tokens_do_not_depend_on_the_examples_that_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agentrl.core.annotations import unpack
+from agentrl.tune.learner_rows import MAX_TOKENS, chosen_rows, sequence_line, sequences_of
 from agentrl.tune.row_text import IGNORED
 from agentrl.tune.run import tune
-from agentrl.tune.samples import MAX_TOKENS, chosen_rows, sequence_line, sequences_of
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 HELD_OUT, STEPS = 8, 2
