@@ -147,7 +147,7 @@ $(SITE)/.installed: requirements/site.txt
 	@$(SITE)/bin/python $(PINNED) -r requirements/site.txt
 	@touch $@
 
-$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt requirements/verifiers-v1.txt requirements/aider.txt agentrl/harness.py | $(STAMP)
+$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt requirements/verifiers-v1.txt requirements/aider.txt agentrl/harnesses.toml | $(STAMP)
 	@echo "Building $(CLIENTS): about 3 GB, a few minutes."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/build.txt

@@ -12,15 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from agentrl.algo.statistics import (
-    bounded_exp,
-    fraction,
-    record_extremes,
-    record_means,
-    record_percentile,
-    segment_mean,
-    segment_sum,
-)
+from agentrl.algo.statistics import bounded_exp, fraction, record_extremes, record_means, record_percentile, segment_mean, segment_sum
 from agentrl.core.errors import BatchError
 from agentrl.core.metrics import MetricSums
 
@@ -186,7 +178,4 @@ def _record_fractions(stats: MetricSums, keep: Tensor, bounded: Tensor, advantag
 
     signs = {"": torch.ones_like(keep), "_positive": advantages > 0, "_negative": advantages < 0}
     for name, within in signs.items():
-        record_means(
-            stats,
-            {f"off_policy/masked{name}": fraction(~keep, within), f"off_policy/bounded{name}": fraction(bounded, within)},
-        )
+        record_means(stats, {f"off_policy/masked{name}": fraction(~keep, within), f"off_policy/bounded{name}": fraction(bounded, within)})

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import os
-import signal
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.exit_codes import INTERRUPTED
-from agentrl.core.process import refuse_import
+from agentrl.core.process import handling_signals, refuse_import
 from agentrl.flow.state import StopRequest
 
 T = TypeVar("T")
@@ -161,23 +160,20 @@ class _Signals(Generic[T]):
 
     async def supervised(self) -> T:
         self._task, self._loop = asyncio.ensure_future(self._work), asyncio.get_running_loop()
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            return await self._task
-        except asyncio.CancelledError:
-            if self._seen:
-                raise KeyboardInterrupt from None
-            raise
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handling_signals(self._on_signal):
+            try:
+                return await self._task
+            except asyncio.CancelledError:
+                if self._seen:
+                    raise KeyboardInterrupt from None
+                raise
 
     def calm(self) -> None:
         """Give up ending the process by force."""
         if self._force is not None:
             self._force.cancel()
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int) -> None:
         now = time.monotonic()
         if self._seen is None:
             self._seen = number, now

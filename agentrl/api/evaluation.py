@@ -31,26 +31,11 @@ from agentrl.env.tasks import own_tasks
 from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, common_ks, compare
 from agentrl.evaluation.evaluations import check_failures, outcome_of
 from agentrl.evaluation.evaluations import evaluate as play_tasks
-from agentrl.evaluation.report import (
-    EvalProgress,
-    assessment_rows,
-    comparison_rows,
-    estimate_text,
-    print_assessment,
-    print_comparison,
-)
+from agentrl.evaluation.report import EvalProgress, assessment_rows, comparison_rows, estimate_text, print_assessment, print_comparison
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.resolve.directories import results_directory
 from agentrl.resolve.inputs import Inputs
-from agentrl.resolve.parts import (
-    check_model,
-    cluster_plan,
-    environment,
-    eval_plan,
-    fitting_model,
-    inputs_of_run,
-    temperature_of,
-)
+from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, fitting_model, inputs_of_run, temperature_of
 from agentrl.rollout.tasks import eval_tasks, open_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console

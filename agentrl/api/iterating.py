@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from agentrl.core.files import write_text
 from agentrl.core.paths import shown_path
 from agentrl.core.process import handling_signals, refuse_import
 from agentrl.core.types import derive_seed
-from agentrl.resolve.directories import default_directory
+from agentrl.resolve.directories import default_directory, keep_settings
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode, encode_indented
 from agentrl.track.text import number
@@ -95,7 +96,8 @@ def iterate(config: IterateConfig, console: Console | None = None) -> Iterated:
 
 
 def _all_rounds(config: IterateConfig, path: Path, console: Console) -> Iterated:
-    _open_directory(path, config)
+    others = partial(_changed, config=config)
+    keep_settings(path / SETTINGS, to_json(config), resume=config.iterate.resume, flag="--run-dir", kind="run", others=others)
     rounds = read_rounds(path)
     for index in range(len(rounds), config.iterate.rounds + 1):
         before = rounds[-1].model if rounds else config.iterate.model
@@ -235,22 +237,11 @@ def _run(words: Sequence[str]) -> int:
             process.kill()
 
 
-def _open_directory(path: Path, config: IterateConfig) -> None:
-    """Make the directory of a new run, or make sure that the one in it is the same."""
-    saved = path / SETTINGS
-    if saved.exists():
-        if not config.iterate.resume:
-            remedy = "Add --resume to go on with it, or name another directory."
-            raise ConfigError("--run-dir", shown_path(path), "holds a run already", remedy)
-        was, now = _json(saved), json.loads(to_json(config))["phases"]
-        before = was.get("phases", {})
-        others = differences({"iterate": was.get("iterate", {})}, config)
-        others += [f"{name} (was {before.get(name)!r}, now {words!r})" for name, words in now.items() if before.get(name) != words]
-        if others:
-            problem = "cannot go on, because it would be another run with " + ", ".join(others)
-            raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --run-dir.")
-        return
-    write_text(saved, to_json(config) + "\n")
+def _changed(was: Mapping[str, Any], config: IterateConfig) -> list[str]:
+    """Return the settings and the words of phases in which a run would be another one than that with the settings `was`."""
+    before, now = was.get("phases", {}), json.loads(to_json(config))["phases"]
+    words = [f"{name} (was {before.get(name)!r}, now {each!r})" for name, each in now.items() if before.get(name) != each]
+    return differences({"iterate": was.get("iterate", {})}, config) + words
 
 
 def _name(config: IterateConfig) -> str:

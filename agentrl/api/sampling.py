@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,17 +31,9 @@ from agentrl.env.agent_spec import AgentSpec
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
-from agentrl.resolve.directories import results_directory
+from agentrl.resolve.directories import keep_settings, results_directory
 from agentrl.resolve.inputs import Inputs
-from agentrl.resolve.parts import (
-    check_model,
-    cluster_plan,
-    environment,
-    eval_plan,
-    fitting_model,
-    inputs_of_run,
-    training_tasks,
-)
+from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, fitting_model, inputs_of_run, training_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
@@ -94,7 +87,8 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
         console.print(f"model {CHOSEN_VISION}", soft_wrap=True)
     warn_of_code(console, changed_code)
     with results_directory(config.source.output, config.run.agent, "sample") as path:
-        _open_directory(path, config)
+        others = partial(differences, config=config)
+        keep_settings(path / SETTINGS, to_json(config), resume=config.select.resume, flag="--output", kind="data set", others=others)
         keep_environment(config.run.agent, path)
         journal = Journal(path / JOURNAL)
         try:
@@ -131,20 +125,6 @@ def preview(config: SampleConfig) -> str:
     tasks, samples = sampled_tasks(config, agent, inputs_of_run(config, agent)[0]), config.sampling.n_samples_per_prompt
     config = fitting_model(config, agent)
     return f"{counted(len(tasks), 'task')}, {counted(samples, 'episode')} each, with {model_name(config.model.model)}"
-
-
-def _open_directory(path: Path, config: SampleConfig) -> None:
-    """Make the directory of a new data set, or make sure that the one in it is the same."""
-    saved = path / SETTINGS
-    if saved.exists():
-        if not config.select.resume:
-            remedy = "Add --resume to go on with it, or name another directory."
-            raise ConfigError("--output", shown_path(path), "holds a data set already", remedy)
-        if others := differences(json.loads(saved.read_text(encoding="utf-8")), config):
-            problem = "cannot go on, because it would be another data set with " + ", ".join(others)
-            raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --output.")
-        return
-    write_text(saved, to_json(config) + "\n")
 
 
 async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: Journal, console: Console) -> None:

@@ -1,25 +1,78 @@
 """The short certification before a training run: only the kernel that the run asks for, in a process of its own, kept for the next run.
 
-The process is there because the one that starts a run may have no need of torch at all, and because no model may end the run by a crash.
+The process is there because the one that starts a run may have no need of torch at all, and because no model may end the run by a crash. A
+certificate is kept by the hash of everything that it depends on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.certify.kept import certificate_file, keep_certificate, read_certificate
 from agentrl.certify.results import Certificate, Comparison
 from agentrl.core.errors import ConfigError
+from agentrl.core.files import write_text
 from agentrl.core.model_shape import local_config, text_part
+from agentrl.core.paths import cache_folder
 from agentrl.learner.plan import LearnerConfig
 from agentrl.learner.settings import LearnerSettings
+
+PACKAGES = ("transformers", "torch", "peft")
+SOURCES = ("certify", "learner", "engine", "weights")
+"""Parts of agentrl that decide the outcome."""
+PASSED_OVER = ("_name_or_path", "transformers_version")
+"""Fields of a configuration that decide nothing."""
+
+
+def certificate_file(settings: Mapping[str, Any], tried: Sequence[str]) -> Path:
+    """Return the file of the certificate of a model with the contents `settings` of its ``config.json``.
+
+    Args:
+        settings: The configuration.
+        tried: The parts that were compared, such as the kernels of the learner.
+    """
+    digest = hashlib.sha256()
+    fields = {name: value for name, value in settings.items() if name not in PASSED_OVER}
+    digest.update(json.dumps([fields, list(tried), [_version(name) for name in PACKAGES]], sort_keys=True, default=str).encode())
+    package = Path(__file__).parent.parent
+    # The code itself counts, not its version, which stays the same while a part is worked on.
+    for part in SOURCES:
+        for path in sorted((package / part).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return cache_folder() / "certificates" / f"{digest.hexdigest()[:32]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def read_certificate(path: Path) -> Certificate | None:
+    """Return a kept certificate; `None` if there is none, or it cannot be read."""
+    try:
+        return Certificate.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep_certificate(path: Path, certificate: Certificate) -> None:
+    """Write a certificate; nothing is kept where the folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(certificate.to_dict(), indent=2) + "\n")
+    except OSError:
+        return
+
 
 _log = logging.getLogger(__name__)
 

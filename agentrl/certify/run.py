@@ -1,23 +1,108 @@
-"""One certification from a model's configuration to its certificate."""
+"""One certification from a model's configuration to its certificate: learner and engines on rows that are prefix trees."""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from agentrl.certify.compare import compare_adapter, compare_kernel, reference_model, reference_scores
-from agentrl.certify.engines import compare_engine
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.certify.compare import FAULTS, LOGPROB, compare_adapter, compare_kernel, reference_model, reference_scores, row_scores, untried
 from agentrl.certify.results import Certificate, Comparison, Verdict
-from agentrl.certify.rows import trial_batch
+from agentrl.core.errors import AgentRLError
+from agentrl.core.images import ImageInput, PlacedImage
 from agentrl.core.model_shape import placeholder_ids
+from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import quiet_transformers
+from agentrl.core.types import Generation, Sampling, ints
+from agentrl.engine.facts import ENGINES
+from agentrl.engine.plan import EngineConfig
+from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.learner.attention import KERNELS
+from agentrl.learner.batch import Batch
+from agentrl.learner.probes import batch_of, branching
+from agentrl.rollout.plan import ModelConfig
 from agentrl.weights.twin import build_twin, parameters_of, twin_config
 from agentrl.weights.twin_images import drawn_images
-from agentrl.weights.twin_sizes import VLLM_HEAD
+from agentrl.weights.twin_sizes import VLLM_HEAD, VOCABULARY
+
+Images: TypeAlias = tuple[PlacedImage, ...]
+TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05
+DEADLINE_S = {name: facts.start_s for name, facts in ENGINES.items()}
+"""Seconds that an engine has to load and to sample; importing vLLM on a busy machine takes the most of it."""
+
+
+def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -> Comparison:
+    """Have an engine sample from several prompts at once, and compare its log-probabilities with those of the model."""
+    name = "vllm" if vllm else "transformers"
+    try:
+        sampled = asyncio.run(asyncio.wait_for(_sample(twin, batch, _factory(vllm)), DEADLINE_S[name]))
+    except TimeoutError:
+        return untried("engine", name, f"it gave no answer within {DEADLINE_S[name]:g} s")
+    except (*FAULTS, AgentRLError) as error:
+        return untried("engine", name, error)
+    differences: list[Tensor] = []
+    for prompt, placed, generation in sampled:
+        tokens = [*prompt, *generation.token_ids.tolist()]
+        with torch.no_grad():
+            expected = row_scores(model, tokens, torch.arange(len(prompt), len(tokens)), placed)
+        differences.append(torch.tensor(generation.logprobs.tolist()) - expected)
+    worst = float(torch.cat(differences).abs().max())
+    if worst <= LOGPROB:
+        return Comparison(part="engine", name=name, verdict=Verdict.EXACT, logprob=worst)
+    reason = "log-probabilities of sampled tokens are not those of the model"
+    return Comparison(part="engine", name=name, verdict=Verdict.WRONG, logprob=worst, reason=reason)
+
+
+def _factory(vllm: bool) -> Callable[[EngineSettings], Any]:
+    if vllm:
+        prepare_environment("cpu")
+        from agentrl.engine.vllm_engine import VllmEngine
+
+        return VllmEngine
+    from agentrl.engine.transformers_engine import TransformersEngine
+
+    return TransformersEngine
+
+
+async def _sample(twin: str, batch: Batch, factory: Callable[[EngineSettings], Any]) -> list[tuple[list[int], Images, Generation]]:
+    config = EngineConfig(max_model_len=CONTEXT, max_num_seqs=SEQUENCES, kv_cache_gib=CACHE_GIB)
+    engine: Engine = factory(EngineSettings(model=ModelConfig(model=twin), engine=config, stop_strings=False))
+    prompts = {tuple(row.turns[0].prompt_ids.tolist()): row.turns[0].images for row in batch.rows}
+    prompts |= {tuple(row.tokens.tolist()): row.images for row in batch.rows[-1:]}
+    try:
+        await engine.start()
+        requests = [
+            GenerationRequest(
+                request_id=str(number), prompt_ids=ints(list(prompt)), sampling=Sampling(max_tokens=TOKENS, seed=number), placed=placed
+            )
+            for number, (prompt, placed) in enumerate(prompts.items())
+        ]
+        answers = await asyncio.gather(*(engine.generate(request) for request in requests))
+    finally:
+        await engine.close()
+    return [(list(prompt), placed, answer) for (prompt, placed), answer in zip(prompts.items(), answers, strict=True)]
+
+
+LENGTHS = ((9, (4, 30, 12)), (37, (9, 41, 20)))
+"""Tokens of the prompt of each group, and of the answers of its members."""
+
+
+def trial_batch(seed: int = 0, images: Sequence[ImageInput] = ()) -> Batch:
+    """Return a batch of random tokens, the same for the same seed; answers of a group begin alike. `images` are as in `batch_of`."""
+    rng = np.random.default_rng(seed)
+
+    def draw(count: int) -> np.ndarray:
+        return rng.integers(3, VOCABULARY - 8, count)
+
+    return batch_of([(draw(prompt), branching([draw(answer) for answer in answers])) for prompt, answers in LENGTHS], images)
+
 
 SEEDS = (0, 1)
 """Seeds of weights and rows. A comparison that fails with the first is made with the second: equal scores of two experts, which rounding

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agentrl.check.findings import Finding, Report, Severity, by_severity
-from agentrl.track.text import counted, wrapped
+from agentrl.track.text import counted, figures_table, wrapped
 
 COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDTH = 110
@@ -29,11 +28,11 @@ def print_report(report: Report, *, fix_hints: bool = False, console: Console | 
     out.print(name.append("tasks without an end" if tasks is None else counted(tasks, "task")))
     if model := report.env.get("model"):
         out.print(Text("\n".join(wrapped(f"Model: {model}", out.width))))
-    for title, table in (("Rewards by policy", _policies(report)), ("Time per call", _timing(report))):
-        if table.row_count:
+    for title, (headings, rows) in (("Rewards by policy", policy_rows(report)), ("Time per call", _timing_rows(report))):
+        if rows:
             out.print()
             out.print(Text(title, style="bold"))
-            out.print(table)
+            out.print(figures_table(headings, rows, style="dim"))
     for line in _lines(report):
         out.print(Text("\n".join(wrapped(line, out.width))))
     for finding in by_severity(report.findings):
@@ -41,21 +40,6 @@ def print_report(report: Report, *, fix_hints: bool = False, console: Console | 
         out.print(_finding(finding, fix_hints, out.width))
     out.print()
     out.print(_summary(report))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    return table
-
-
-def _policies(report: Report) -> Table:
-    headings, rows = policy_rows(report)
-    table = _table(*headings)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def policy_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -74,11 +58,10 @@ def _earned(numbers: Mapping[str, float]) -> list[str]:
     return [f"{numbers[key]:.2f}" for key in ("reward", "reward_min", "reward_max", "score")]
 
 
-def _timing(report: Report) -> Table:
-    table = _table("method", "runs on", "calls", "p50", "p99", "first")
-    for row in report.timing:
-        table.add_row(row["method"], row["runs"], str(row["calls"]), *(_seconds(row[key]) for key in ("p50_s", "p99_s", "first_s")))
-    return table
+def _timing_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    columns = ("p50_s", "p99_s", "first_s")
+    rows = [(row["method"], row["runs"], str(row["calls"]), *(_seconds(row[key]) for key in columns)) for row in report.timing]
+    return ("method", "runs on", "calls", "p50", "p99", "first"), rows
 
 
 def _lines(report: Report) -> list[str]:

@@ -23,7 +23,7 @@ from agentrl.check.black_box import check_black_box
 from agentrl.check.context import Context
 from agentrl.check.determinism import check_determinism, random_states, seed_globals
 from agentrl.check.elsewhere import answer, check_elsewhere
-from agentrl.check.findings import CheckSettings, Report
+from agentrl.check.findings import NO_TIME, CheckSettings, Report
 from agentrl.check.forking import check_forks
 from agentrl.check.harness import check_harness
 from agentrl.check.learning import check_learning
@@ -33,7 +33,6 @@ from agentrl.check.play import make_player
 from agentrl.check.probe import Effects, Unanswered, Watch, importing, watch_background, watch_tasks
 from agentrl.check.resources import check_resources, running_processes
 from agentrl.check.results import play_standard, rehearse
-from agentrl.check.solutions import check_solutions
 from agentrl.check.speed import check_speed
 from agentrl.check.supervise import GIVEN
 from agentrl.check.tasks import read_tasks
@@ -41,7 +40,7 @@ from agentrl.check.text import check_leaks, check_text
 from agentrl.check.tokenizer import load_codec
 from agentrl.check.witness import Witness
 from agentrl.config.sections import changed
-from agentrl.core.errors import ConfigError
+from agentrl.core.errors import ConfigError, EnvError
 from agentrl.core.types import Task
 from agentrl.env.agent_spec import AgentKind, AgentSpec, preload
 from agentrl.env.isolation import launcher
@@ -50,6 +49,30 @@ from agentrl.rollout.chat import ChatCodec
 from agentrl.suites.harness import HarnessAgent
 from agentrl.suites.load import check_servers, load_agent
 from agentrl.track.jsonl import read_lines
+
+SHARE = 0.7
+"""Share of the time that solutions may take."""
+EXACT = 1e-6
+
+
+async def check_solutions(context: Context) -> None:
+    """Try the solution of each task, and an agent that does nothing, if the environment can: a class method ``try_solution``."""
+    attempt = getattr(context.cls, "try_solution", None)
+    if attempt is None:
+        return
+    for number, task in enumerate(context.tasks):
+        if number and context.left(SHARE) <= 0:
+            context.report.skipped.append(f"the solutions of {len(context.tasks) - number} tasks: {NO_TIME}")
+            return
+        for solved, rule, wanted in ((True, "solution-fails", 1.0), (False, "nothing-earns", 0.0)):
+            try:
+                reward = await attempt(task, solved=solved)
+                seen = f"the reward is {reward:g}" if abs(reward - wanted) > EXACT else ""
+            except EnvError as error:
+                seen = str(error)
+            if seen:
+                context.found(rule, "try_solution", f"task {task.id}: {seen}")
+
 
 POLL_S = 0.1
 HOLD_GRACE_S = 1.0

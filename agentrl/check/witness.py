@@ -25,10 +25,7 @@ TORCH: dict[str, tuple[str, Callable[[Any], str]]] = {
     "default dtype": ("set_default_dtype", lambda torch: str(torch.get_default_dtype())),
     "default device": ("set_default_device", lambda torch: str(torch.get_default_device())),
     "number of threads": ("set_num_threads", lambda torch: str(torch.get_num_threads())),
-    "use of deterministic algorithms": (
-        "use_deterministic_algorithms",
-        lambda torch: str(torch.are_deterministic_algorithms_enabled()),
-    ),
+    "use of deterministic algorithms": ("use_deterministic_algorithms", lambda torch: str(torch.are_deterministic_algorithms_enabled())),
     "precision of products of matrices": ("set_float32_matmul_precision", lambda torch: torch.get_float32_matmul_precision()),
 }
 """State of PyTorch that code elsewhere relies on, the function that changes it, and the present value."""

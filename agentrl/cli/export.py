@@ -46,12 +46,7 @@ class ExportArgs:
     """Path of the initial model, if the run's own setting no longer leads to it."""
 
 
-EXPORT = command_of(
-    "export",
-    ExportArgs,
-    word("source", "RUN"),
-    word("target", "OUT", required=False),
-)
+EXPORT = command_of("export", ExportArgs, word("source", "RUN"), word("target", "OUT", required=False))
 
 
 def main(words: list[str]) -> int:

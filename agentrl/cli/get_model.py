@@ -20,12 +20,7 @@ class GetModelArgs:
     """Directory to write; it must not exist yet. By default ``models/NAME``."""
 
 
-GET_MODEL = command_of(
-    "get-model",
-    GetModelArgs,
-    word("name", "NAME"),
-    word("out", "OUT", required=False),
-)
+GET_MODEL = command_of("get-model", GetModelArgs, word("name", "NAME"), word("out", "OUT", required=False))
 
 
 def main(words: list[str]) -> int:

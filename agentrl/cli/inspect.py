@@ -52,12 +52,7 @@ class InspectArgs:
     """Draw the mean reward of each step into this file, for example reward.png; needs matplotlib."""
 
 
-INSPECT = command_of(
-    "inspect",
-    InspectArgs,
-    word("run", "RUN"),
-    word("episode", "EPISODE", required=False),
-)
+INSPECT = command_of("inspect", InspectArgs, word("run", "RUN"), word("episode", "EPISODE", required=False))
 
 
 def main(words: list[str]) -> int:

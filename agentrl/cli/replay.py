@@ -41,12 +41,7 @@ class ReplayArgs:
     """Differences to list with ``--all``."""
 
 
-REPLAY = command_of(
-    "replay",
-    ReplayArgs,
-    word("run", "RUN"),
-    word("episodes", "EPISODE", required=False),
-)
+REPLAY = command_of("replay", ReplayArgs, word("run", "RUN"), word("episodes", "EPISODE", required=False))
 
 
 def main(words: list[str]) -> int:

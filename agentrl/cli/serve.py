@@ -8,6 +8,8 @@ from typing import Any
 
 from agentrl.api.background import run_until_signal
 from agentrl.config.load import load
+from agentrl.core.errors import ConfigError
+from agentrl.core.serving import LoopbackServer
 from agentrl.resolve.commands import SERVE
 
 
@@ -28,6 +30,15 @@ def until_signal(server: Coroutine[Any, Any, None]) -> int:
     except KeyboardInterrupt:
         return 0
     return 1  # the server ended by itself
+
+
+async def start_at(server: LoopbackServer, host: str, port: int) -> str:
+    """Start a server, and return the address that others are told; `ConfigError` if it cannot have the port."""
+    try:
+        return await server.start()
+    except OSError as error:
+        remedy = "Choose another, or 0 for a free one."
+        raise ConfigError("--port", f"{host}:{port}", f"cannot be used: {error.strerror}", remedy) from error
 
 
 def say(line: str, *, is_result: bool = False) -> None:

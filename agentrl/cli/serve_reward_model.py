@@ -8,10 +8,9 @@ from typing import Literal
 
 from agentrl.api.serving import Say
 from agentrl.api.training import uninterrupted
-from agentrl.cli.serve import say, until_signal
+from agentrl.cli.serve import say, start_at, until_signal
 from agentrl.cli.words import command_of, read, word
 from agentrl.cluster.build import device
-from agentrl.core.errors import ConfigError
 from agentrl.core.serving import LoopbackServer
 from agentrl.core.settings import Count, CountOrZero, Port
 from agentrl.engine.reward_model import RewardModel
@@ -76,11 +75,7 @@ async def serve_reward_model(serving: ServeRewardModelArgs, say: Say) -> None:
     say(f"loading {serving.model}")
     try:
         await scorer.start()
-        try:
-            root = await server.start()
-        except OSError as error:
-            address = f"{serving.host}:{serving.port}"
-            raise ConfigError("--port", address, f"cannot be used: {error.strerror}", "Choose another, or 0 for a free one.") from error
+        root = await start_at(server, serving.host, serving.port)
         say(f"serving {serving.model} at {root}", is_result=True)
         try:
             await asyncio.Event().wait()

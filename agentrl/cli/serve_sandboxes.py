@@ -10,7 +10,7 @@ from typing import Literal
 
 from agentrl.api.serving import Say
 from agentrl.api.training import uninterrupted
-from agentrl.cli.serve import say, until_signal
+from agentrl.cli.serve import say, start_at, until_signal
 from agentrl.cli.words import command_of, read
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import LOOPBACK
@@ -89,11 +89,7 @@ async def serve_sandboxes(serving: ServeSandboxesArgs, say: Say) -> None:
     app = SandboxServer(key, choice, serving.max_running)
     address = Address(host=serving.host, ports=(serving.port,), certificate=serving.certificate)
     server = LoopbackServer(app, name="sandbox server", address=address)
-    try:
-        root = await server.start()
-    except OSError as error:
-        where = f"{serving.host}:{serving.port}"
-        raise ConfigError("--port", where, f"cannot be used: {error.strerror}", "Choose another, or 0 for a free one.") from error
+    root = await start_at(server, serving.host, serving.port)
     watching = asyncio.create_task(app.watch())
     say(f"serving {serving.sandbox} sandboxes at {root} key {key}", is_result=True)
     try:

@@ -46,11 +46,7 @@ _CPU = {
 
 _CUDA = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
-_TRANSPORTS = {
-    "ipc": {"VLLM_HOST_IP": LOOPBACK},
-    "shm": {"VLLM_HOST_IP": LOOPBACK},
-    "nccl": {},
-}
+_TRANSPORTS = {"ipc": {"VLLM_HOST_IP": LOOPBACK}, "shm": {"VLLM_HOST_IP": LOOPBACK}, "nccl": {}}
 
 
 def weight_transport(engine: EngineConfig, weights: WeightsConfig, device: Device) -> Transport:

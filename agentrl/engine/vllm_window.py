@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import ConfigError
 
 WINDOW = ">=0.26,<0.34"
-"""Versions that have every name below; engines have been run with 0.32 on a CPU, and with 0.26 while `AsyncLLM` still sent requests."""
+"""Versions that have every name of ``vllm_names.toml``; engines have been run with 0.32 on a CPU, and with 0.26 while `AsyncLLM` still
+sent requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,105 +30,18 @@ class Used:
     parameters: tuple[str, ...] = ()
 
 
-_LLM, _CORE, _BASE = "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.distributed.weight_transfer.base"
-_CLIENT, _INPUTS, _LAYERS = "vllm.v1.engine.core_client", "vllm.v1.engine.input_processor", "vllm.model_executor.layers"
-_ARGUMENTS = (
-    *("model", "dtype", "seed", "trust_remote_code", "skip_tokenizer_init", "disable_log_stats", "use_tqdm_on_load", "max_model_len"),
-    *("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "gpu_memory_utilization", "enable_prefix_caching"),
-    *("enable_chunked_prefill", "enable_sleep_mode", "enforce_eager", "async_scheduling", "tensor_parallel_size"),
-    *("distributed_executor_backend", "worker_extension_cls", "weight_transfer_config", "structured_outputs_config", "logprobs_mode"),
-    *("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "enable_return_routed_experts", "scheduler_cls"),
-)
-_OUTPUT = ("request_id", "new_token_ids", "new_logprobs", "finish_reason", "prefill_stats", "routed_experts")
+def _read(part: str) -> tuple[Used, ...]:
+    modules = tomllib.loads((Path(__file__).parent / "vllm_names.toml").read_text(encoding="utf-8"))[part]
+    return tuple(Used(module, name, tuple(parameters)) for module, names in modules.items() for name, parameters in names.items())
 
-USED = (
-    Used(_LLM, "AsyncLLM.from_engine_args", ("engine_args",)),
-    Used(_LLM, "AsyncLLM.get_supported_tasks"),
-    Used(_LLM, "AsyncLLM.shutdown", ("timeout",)),
-    Used(_LLM, "AsyncLLM.collective_rpc", ("method", "args")),
-    Used(_LLM, "AsyncLLM.init_weight_transfer_engine"),
-    Used(_LLM, "AsyncLLM.start_weight_update"),
-    Used(_LLM, "AsyncLLM.update_weights"),
-    Used(_LLM, "AsyncLLM.finish_weight_update"),
-    Used(_LLM, "AsyncLLM.resume_generation"),
-    Used(_LLM, "AsyncLLM.sleep", ("level", "mode")),
-    Used(_LLM, "AsyncLLM.wake_up", ("tags",)),
-    Used(_CORE, "EngineCore", ("vllm_config", "executor_class", "log_stats")),
-    Used(_CORE, "EngineCore.preprocess_add_request"),
-    Used(_CORE, "EngineCore.post_step", ("model_executed",)),
-    Used(_CORE, "EngineCore.pause_scheduler", ("mode", "clear_cache")),
-    Used(_CLIENT, "EngineCoreClient.make_async_mp_client", ("vllm_config", "executor_class", "log_stats")),
-    Used(_CLIENT, "AsyncMPClient.pause_scheduler_async", ("mode", "clear_cache")),
-    Used(_CLIENT, "AsyncMPClient.add_request_async", ("request",)),
-    Used(_CLIENT, "AsyncMPClient.abort_requests_async", ("request_ids",)),
-    Used(_CLIENT, "AsyncMPClient.get_output_async"),
-    Used(_INPUTS, "InputProcessor.process_inputs", ("request_id", "prompt", "params", "supported_tasks", "lora_request")),
-    Used(_INPUTS, "InputProcessor.tokenizer"),
-    Used("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.from_new_request", ("tokenizer", "request")),
-    Used("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.update", ("new_token_ids", "stop_terminated")),
-    Used("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.num_output_tokens"),
-    Used("vllm.v1.outputs", "LogprobsLists", ("logprobs",)),
-    Used("vllm.v1.core.sched.interface", "PauseState"),
-    Used("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
-    Used("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "mm_features")),
-    Used("vllm.config", "SchedulerConfig.get_scheduler_cls"),
-    Used("vllm.v1.engine", "EngineCoreOutput", _OUTPUT),
-    Used("vllm.v1.engine", "EngineCoreOutputs", ("outputs", "scheduler_stats")),
-    Used("vllm.v1.engine", "FinishReason"),
-    Used("vllm.v1.engine.exceptions", "EngineDeadError"),
-    Used("vllm.exceptions", "VLLMValidationError"),
-    Used("vllm.logger", "DEFAULT_LOGGING_CONFIG"),
-    Used("vllm.engine.arg_utils", "AsyncEngineArgs"),
-    Used("vllm.engine.arg_utils", "EngineArgs", _ARGUMENTS),
-    Used("vllm.sampling_params", "SamplingParams", ("include_stop_str_in_output", "structured_outputs")),
-    Used("vllm.sampling_params", "StructuredOutputsParams", ("json", "structural_tag")),
-    Used("vllm.lora.request", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
-    Used("vllm.model_executor.models.registry", "ModelRegistry"),
-    Used("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank"),
-    Used("vllm.distributed.parallel_state", "destroy_model_parallel"),
-    Used("vllm.distributed.parallel_state", "_WORLD"),
-    Used("vllm.distributed.parallel_state", "_NODE_COUNT"),
-    Used(_BASE, "WeightTransferInitInfo"),
-    Used(_BASE, "WeightTransferUpdateInfo"),
-    Used(_BASE, "WeightTransferInitRequest", ("init_info",)),
-    Used(_BASE, "WeightTransferUpdateRequest", ("update_info",)),
-    Used(_BASE, "WeightTransferEngine.start_weight_update"),
-    Used(_BASE, "WeightTransferEngine.receive_weights", ("update_info",)),
-    Used(_BASE, "WeightTransferEngine.finish_weight_update"),
-    Used("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory.register_engine"),
-    Used(f"{_LAYERS}.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
-    Used(f"{_LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
-    Used(f"{_LAYERS}.linear", "LinearBase"),
-    Used(f"{_LAYERS}.linear", "ColumnParallelLinear"),
-    Used(f"{_LAYERS}.linear", "RowParallelLinear"),
-    Used(f"{_LAYERS}.linear", "QKVParallelLinear"),
-    Used(f"{_LAYERS}.linear", "MergedColumnParallelLinear"),
-    Used("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload", ("model",)),
-    Used("vllm.model_executor.model_loader.reload", "finalize_layerwise_reload"),
-    Used("vllm.model_executor.model_loader.reload.layerwise", "get_layerwise_info", ("layer",)),
-    Used("vllm.distributed.device_communicators.pynccl", "PyNcclCommunicator.broadcast", ("tensor", "src", "stream")),
-    Used("vllm.distributed.device_communicators.pynccl", "PyNcclCommunicator.destroy"),
-    Used("vllm.distributed.utils", "create_tcp_store"),
-    Used("vllm.distributed.utils", "StatelessProcessGroup", ("rank", "world_size", "store")),
-)
 
-LATER = (
-    Used("vllm.tool_parsers", "ToolParserManager"),
-    Used("vllm.reasoning", "ReasoningParserManager"),
-    Used("vllm.tokenizers.hf", "get_cached_tokenizer", ("tokenizer",)),
-    Used("vllm.entrypoints.openai.chat_completion.protocol", "ChatCompletionRequest"),
-)
+USED = _read("used")
+"""Names that are looked for when an engine starts."""
+LATER = _read("later")
 """Names that parsers of tool calls alone need; they are not looked for when an engine starts, because importing them takes a second."""
-
-BRIDGED = (Used("vllm.utils.nccl", "unpinned_nccl_env"),)
+BRIDGED = _read("bridged")
 """Names that agentrl does without where they are missing."""
-
-STAMPS = (
-    Used(_LLM, "AsyncLLM.update_weight_version"),
-    Used(_LLM, "AsyncLLM.get_weight_version"),
-    Used(_LLM, "AsyncLLM.finish_weight_update", ("weight_version",)),
-    Used("vllm.v1.engine", "EngineCoreOutputs", ("weight_version",)),
-)
+STAMPS = _read("stamps")
 """Names by which vLLM stamps tokens with the version of the weights that sampled them."""
 
 

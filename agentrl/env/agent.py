@@ -264,13 +264,4 @@ class AgentInstance:
         raise NotImplementedError(f"{type(self).__name__} has no method restore(self, snapshot)")
 
 
-__all__ = [
-    "AgentInstance",
-    "Message",
-    "ResetResult",
-    "ResetState",
-    "SamplingParams",
-    "StepResult",
-    "StepState",
-    "Task",
-]
+__all__ = ["AgentInstance", "Message", "ResetResult", "ResetState", "SamplingParams", "StepResult", "StepState", "Task"]

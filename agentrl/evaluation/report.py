@@ -11,13 +11,12 @@ from typing import TypeAlias, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from agentrl.evaluation.assessment import Assessment, Comparison, Difference, TaskOutcome
 from agentrl.evaluation.statistics import Estimate
 from agentrl.track.jsonl import JsonLines, encode
-from agentrl.track.text import counted, duration, number, percent
+from agentrl.track.text import counted, duration, figures_table, number, percent
 
 
 def log_evaluation(path: Path, step: int, assessment: Assessment, seconds: float, outcomes: Sequence[TaskOutcome] = ()) -> None:
@@ -131,18 +130,14 @@ def comparison_rows(comparison: Comparison) -> Rows:
 
 def print_assessment(console: Console, assessment: Assessment) -> None:
     """Print the table of one model."""
-    headings, rows = assessment_rows(assessment)
-    table = _table(*headings)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    console.print(figures_table(*assessment_rows(assessment), style="bold cyan"))
     console.print(Text(_episodes_text(assessment)), soft_wrap=not console.is_terminal)
 
 
 def print_comparison(console: Console, comparison: Comparison, model: Assessment, baseline: Assessment) -> None:
     """Print the table of two models, with clear differences in bold."""
     headings, rows = comparison_rows(comparison)
-    table = _table(*headings)
+    table = figures_table(headings, (), style="bold cyan")
     differences = _rows(comparison.overall, comparison.by_kind, comparison.by_agent)
     for row, (_, difference) in zip(rows, differences, strict=True):
         table.add_row(*row, style="bold" if difference.clear else "")
@@ -157,13 +152,6 @@ def print_comparison(console: Console, comparison: Comparison, model: Assessment
 def _rows(overall: Mapping[str, Figure], *parts: Mapping[str, Mapping[str, Figure]]) -> list[tuple[str, Figure]]:
     rows = [(f"{part}: {name}", figure) for by_part in parts for part, figures in by_part.items() for name, figure in figures.items()]
     return list(overall.items()) + rows
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if position else "left", no_wrap=True)
-    return table
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:

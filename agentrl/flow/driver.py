@@ -135,12 +135,7 @@ def _result(run: RunState) -> RunResult:
     if not run.stopped and not done:
         raise _nothing_trained(run.groups.health, counts)
     return RunResult(
-        steps=done,
-        seconds=run.view.elapsed_s,
-        counts=counts,
-        ended=_ended(run),
-        stopped=run.stopped,
-        stop_reason=run.stop_reason,
+        steps=done, seconds=run.view.elapsed_s, counts=counts, ended=_ended(run), stopped=run.stopped, stop_reason=run.stop_reason
     )
 
 

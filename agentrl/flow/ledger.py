@@ -95,12 +95,7 @@ class Ledger:
         """
         filtered, dropped, in_flight = dict(self._filtered), dict(self._dropped), len(self._in_flight)
         counts = LedgerCounts(
-            submitted=self._submitted,
-            trained=self._trained,
-            filtered=filtered,
-            dropped=dropped,
-            in_flight=in_flight,
-            forked=self._forked,
+            submitted=self._submitted, trained=self._trained, filtered=filtered, dropped=dropped, in_flight=in_flight, forked=self._forked
         )
         parts = counts.trained + sum(counts.filtered.values()) + sum(counts.dropped.values()) + counts.in_flight
         if counts.submitted != parts:

@@ -29,9 +29,7 @@ class Exports(Protocol):
 
 
 async def load_together(
-    workers: Mapping[str, RolloutWorker],
-    load: Callable[[RolloutWorker], Awaitable[int]],
-    abandon: Callable[[str], Awaitable[None]],
+    workers: Mapping[str, RolloutWorker], load: Callable[[RolloutWorker], Awaitable[int]], abandon: Callable[[str], Awaitable[None]]
 ) -> dict[str, int | BaseException]:
     """Have all members load at once; returns the version that each reports, or its error.
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ConfigError
+from agentrl.core.files import write_text
 from agentrl.core.paths import shown_path
 from agentrl.env.given import PREFIX
 from agentrl.track.jsonl import read_lines
@@ -33,6 +37,31 @@ def results_directory(output: Path | None, agent: str, command: str) -> Abstract
     if output is not None:
         return held_directory(output, "--output")
     return held_new_directory(default_directory(f"{command}-{agent_name(agent)}"), "--output")
+
+
+def keep_settings(path: Path, settings: str, *, resume: bool, flag: str, kind: str, others: Callable[[Any], list[str]]) -> None:
+    """Write the settings of new work into its directory; of work that goes on, make sure that those which are there are the same.
+
+    Args:
+        path: The file of settings.
+        settings: Its text.
+        resume: The work may go on.
+        flag: Flag that names the directory.
+        kind: The work, in words.
+        others: What is there -> the settings that differ.
+
+    Raises:
+        ConfigError: If the directory is taken, or settings differ.
+    """
+    if not path.exists():
+        write_text(path, settings + "\n")
+        return
+    if not resume:
+        remedy = "Add --resume to go on with it, or name another directory."
+        raise ConfigError(flag, shown_path(path.parent), f"holds a {kind} already", remedy)
+    if found := others(json.loads(path.read_text(encoding="utf-8"))):
+        problem = f"cannot go on, because it would be another {kind} with {', '.join(found)}"
+        raise ConfigError("--resume", True, problem, f"Leave these as they were, or name another {flag}.")
 
 
 def check_free(path: Path) -> None:

@@ -19,11 +19,7 @@ from agentrl.config.learner_rules import check_adapter, check_computation, needi
 from agentrl.config.methods import Method
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.sections import changed
-from agentrl.config.tune import (
-    DpoMethodConfig,
-    SftDataConfig,
-    TuneConfig,
-)
+from agentrl.config.tune import DpoMethodConfig, SftDataConfig, TuneConfig
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.model_shape import read_shape

@@ -107,11 +107,7 @@ class EpisodePlan:
         """Settings of the first turn; `max_tokens` is the budget of one turn."""
         rollout = self.rollout
         return Sampling(
-            temperature=self.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            max_tokens=rollout.max_new_tokens,
-            stop=rollout.stop,
+            temperature=self.temperature, top_p=rollout.top_p, top_k=rollout.top_k, max_tokens=rollout.max_new_tokens, stop=rollout.stop
         )
 
     def changed_sampling(self, sampling: Sampling, given: Mapping[str, Any], where: str) -> Sampling:

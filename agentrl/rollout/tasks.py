@@ -27,13 +27,7 @@ from agentrl.rollout.episode_plan import EpisodePlan
 
 
 def open_tasks(
-    data: DataConfig,
-    agent: AgentSpec,
-    *,
-    seed: int = 0,
-    sampling: Sampling | None = None,
-    known: KnownTasks | None = None,
-    epoch: int = 0,
+    data: DataConfig, agent: AgentSpec, *, seed: int = 0, sampling: Sampling | None = None, known: KnownTasks | None = None, epoch: int = 0
 ) -> TaskSource:
     """The tasks to train on: those that ``--prompts`` names, else the environment's own, less those held out.
 

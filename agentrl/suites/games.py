@@ -14,17 +14,7 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 from agentrl.env.whole_text import whole_text
 from agentrl.suites.scheme import FLAG, Scheme
-from agentrl.suites.specs import (
-    SEEDS,
-    EpisodeRandom,
-    SuiteEnv,
-    check_known,
-    class_name,
-    import_suite,
-    refused,
-    split_spec,
-    take_count,
-)
+from agentrl.suites.specs import SEEDS, EpisodeRandom, SuiteEnv, check_known, class_name, import_suite, refused, split_spec, take_count
 
 NO_NEWS = "Your turn."
 

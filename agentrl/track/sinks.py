@@ -1,22 +1,69 @@
-"""Built-in callbacks that write metrics and trajectories as JSON lines, and the choice of all sinks of a run."""
+"""Built-in callbacks that write metrics and trajectories as JSON lines, those of the user, and the choice of all sinks of a run."""
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd, StepEnd
+from agentrl.core.callbacks import METHODS, Callback, GroupJudged, MetricsRow, RunEnd, StepEnd
+from agentrl.core.errors import CallbackError, ConfigError
 from agentrl.core.recording import RecordBudget
 from agentrl.core.summaries import GroupSummary
+from agentrl.track.callbacks import defines, load_callbacks, place
 from agentrl.track.card import ModelCard
 from agentrl.track.index import IndexWriter, num_episodes, parsed
 from agentrl.track.jsonl import PROMISED, JsonLines, encode
-from agentrl.track.own_sinks import OwnSink, load_sinks
 from agentrl.track.plan import RunRecord, TrackConfig, is_service
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 from agentrl.track.services import ExperimentTracker, TensorBoard
+
+FLAG = "--sink"
+
+
+def load_sinks(specs: Iterable[str]) -> list[type[Callback]]:
+    """Import the classes that ``--sink`` names, each once, and check them; an empty name stands for no class.
+
+    Raises:
+        ConfigError: If there is no such file or class, or it cannot be a sink.
+    """
+    specs = list(dict.fromkeys(filter(None, specs)))
+    classes = load_callbacks(specs, FLAG)
+    for spec, cls in zip(specs, classes, strict=True):
+        if not defines(cls, "on_metrics"):
+            remedy = "Define on_metrics(self, event), or give the class to --callback."
+            raise ConfigError(FLAG, spec, f"{cls.__name__} does not take metrics", remedy)
+        for name in (name for name in METHODS.values() if inspect.iscoroutinefunction(getattr(cls, name, None))):
+            remedy = "Write it with def, or give the class to --callback, which takes both."
+            raise ConfigError(FLAG, spec, f"{cls.__name__}.{name} is asynchronous", remedy)
+    return classes
+
+
+class OwnSink(Callback):
+    """One sink of the user, an object of which is made at the first event; errors are told with its name, its method and the line."""
+
+    def __init__(self, cls: type[Callback]) -> None:
+        self._cls = cls
+        self._made: Any = None
+        for name in METHODS.values():
+            if defines(cls, name):
+                setattr(self, name, partial(self._tell, name))
+
+    def _tell(self, method: str, event: Any) -> None:
+        if self._made is None:
+            self._made = self._call("__init__", self._cls)
+        self._call(method, partial(getattr(self._made, method), event))
+
+    def _call(self, method: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            where = f"sink {self._cls.__name__}.{method}"
+            raise CallbackError(f"{where} raised {type(error).__name__}: {error}{place(error, call)}") from error
+
 
 MAX_LINE_BYTES = 1_000_000
 GROUPS = "groups.jsonl"

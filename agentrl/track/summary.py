@@ -229,12 +229,7 @@ def _trend(values: list[float]) -> dict[str, float | None]:
 
 
 def print_summary(
-    summary: Mapping[str, Any],
-    *,
-    console: Console,
-    rewards: Sequence[float] = (),
-    agent: str = "",
-    commands: Sequence[str] | None = None,
+    summary: Mapping[str, Any], *, console: Console, rewards: Sequence[float] = (), agent: str = "", commands: Sequence[str] | None = None
 ) -> None:
     """Print the summary, with a curve of the `rewards` or losses per step, and commands: those for the `agent` as given to ``--agent``."""
     screen = Screen(console)

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 KEPT = "\n\t"
@@ -190,3 +191,13 @@ def text_difference(expected: str, got: str, *, context: int = 2) -> list[tuple[
     lines = difflib.unified_diff(visible(expected).split("\n"), visible(got).split("\n"), lineterm="", n=context)
     body = [line for line in lines if not line.startswith(("---", "+++"))]
     return [(line, "dim" if line.startswith("@@") else styles.get(line[:1], "")) for line in body]
+
+
+def figures_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, style: str) -> Table:
+    """Return a table for the terminal: names on the left, figures on the right, headings in a style."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=style)
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if position else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -72,12 +72,7 @@ class Diagnosis(Callback):
     """
 
     def __init__(
-        self,
-        *,
-        max_new_tokens: int,
-        max_turns: int,
-        context: str = "",
-        emit: Callable[[RunWarning], None] = lambda warning: None,
+        self, *, max_new_tokens: int, max_turns: int, context: str = "", emit: Callable[[RunWarning], None] = lambda warning: None
     ) -> None:
         self._emit, self._context = emit, context
         self._max_new_tokens, self._max_turns = max_new_tokens, max_turns

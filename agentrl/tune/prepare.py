@@ -50,7 +50,7 @@ ELSEWHERE = frozenset({"data", "data_probs", "data_split", "eval_data", "eval_sp
 METHOD = ("train_on", "step_separator", "last_step_only")
 """Settings of methods that do."""
 NOTED = ("counts", "samples", "ends", "fingerprint")
-"""What is kept beside the rows."""
+"""Fields that are kept beside the rows."""
 
 
 def prepare(examples: Examples, data: TuneDataConfig, model: ModelConfig, images: ImageConfig, method: MethodConfig) -> Prepared:

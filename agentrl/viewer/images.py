@@ -11,12 +11,7 @@ from agentrl.inspect.episode import find_records, images_of
 from agentrl.inspect.reader import RunReader
 
 MAX_BYTES = 20 * 2**20
-SIGNATURES = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF87a": "image/gif",
-    b"GIF89a": "image/gif",
-}
+SIGNATURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif", b"GIF89a": "image/gif"}
 
 
 def image_kind(data: bytes) -> str | None:

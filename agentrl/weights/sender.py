@@ -118,14 +118,7 @@ class AdapterSender(SharedMemorySender):
     """
 
     def __init__(
-        self,
-        *,
-        rank: int,
-        alpha: int,
-        kept: int,
-        rslora: bool = False,
-        root: Path | None = None,
-        held: Callable[[int], bool] = never,
+        self, *, rank: int, alpha: int, kept: int, rslora: bool = False, root: Path | None = None, held: Callable[[int], bool] = never
     ) -> None:
         super().__init__(root, held)
         self._scale, self._kept = {"r": rank, "lora_alpha": alpha, "use_rslora": rslora}, kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.viewer.page import single_page
+from agentrl.viewer.collect import single_page
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Watched

@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import secrets
 import socket
+import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.core.errors import SandboxError
 from agentrl.env.isolation.launcher import MIB
-from agentrl.env.sandbox import archive, cgroup, reaper
+from agentrl.env.sandbox import cgroup, reaper
 from agentrl.env.sandbox.engine import Answer, Engine, owner_label, process_limits
-from agentrl.env.sandbox.files import copy_out_beneath
+from agentrl.env.sandbox.files import copy_out_beneath, too_large
 from agentrl.env.sandbox.folders import own_root
 from agentrl.env.sandbox.relay import listen_in
 from agentrl.env.sandbox.spec import SandboxSpec, current_choice
 from agentrl.env.sandbox.trees import size
+
+MARGIN = 64 * 1024
+"""Bytes that an archive of one file has besides the file's."""
+
+
+def archived(name: str, data: bytes) -> bytes:
+    """Return an archive with one file, which root owns and everyone may read."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = len(data), 0o644
+        archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def file_in(data: bytes, name: str, limit: int) -> bytes:
+    """Return the content of the file in an archive, which may be cut off.
+
+    Raises:
+        SandboxError: If it is no plain file, or too large.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as archive:
+            member = archive.next()
+            if member is None or not member.isreg():
+                raise SandboxError(f"{name!r} of a sandbox is no plain file")
+            if member.size > limit:
+                raise too_large(name, limit)
+            file = archive.extractfile(member)
+            assert file is not None
+            return file.read()
+    except tarfile.TarError as error:
+        raise SandboxError(f"{name!r} of a sandbox cannot be read: {error}") from error
+
 
 IDLE = "sleep 2147483647 & wait"
 """Commands of the first process, a shell, which also collects orphans that have ended."""
@@ -157,12 +194,12 @@ class Container:
 
     async def read(self, name: str, limit: int) -> bytes:
         """Return the content of a file; raises as `Sandbox.read`."""
-        answer = await self._engine.call("cp", f"{self.name}:{name}", "-", limit=limit + archive.MARGIN)
-        return archive.only_file(_found(answer, name).output, name, limit)
+        answer = await self._engine.call("cp", f"{self.name}:{name}", "-", limit=limit + MARGIN)
+        return file_in(_found(answer, name).output, name, limit)
 
     async def write(self, name: str, data: bytes) -> None:
         """Write a file as root."""
-        answer = await self._engine.call("cp", "-", f"{self.name}:/", stdin=archive.of_file(name.lstrip("/"), data))
+        answer = await self._engine.call("cp", "-", f"{self.name}:/", stdin=archived(name.lstrip("/"), data))
         answer.check(f"{name!r} of a sandbox cannot be written")
 
     async def copy_in(self, source: Path, name: str) -> None:

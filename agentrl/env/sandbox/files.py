@@ -41,10 +41,7 @@ def too_large(name: str, limit: int) -> SandboxError:
 
 def write_beneath(folder: Path, name: str, data: bytes) -> None:
     """Write a file, and the folders above it; raises as `read_beneath` does."""
-    with (
-        _parent(folder, name, make=True) as (parent, last),
-        os.fdopen(_plain(parent, last, name, os.O_WRONLY | os.O_CREAT), "wb") as file,
-    ):
+    with _parent(folder, name, make=True) as (parent, last), os.fdopen(_plain(parent, last, name, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.truncate()
         file.write(data)
 

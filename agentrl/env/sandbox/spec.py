@@ -55,11 +55,7 @@ class SandboxSpec:
     def limits(self) -> ProcessLimits:
         """Return the limits of one process."""
         return ProcessLimits(
-            memory_mib=self.memory_mib,
-            cpu_s=self.cpu_s,
-            file_mib=self.file_mib,
-            processes=self.processes,
-            open_files=self.open_files,
+            memory_mib=self.memory_mib, cpu_s=self.cpu_s, file_mib=self.file_mib, processes=self.processes, open_files=self.open_files
         )
 
 

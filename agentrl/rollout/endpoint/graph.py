@@ -167,14 +167,7 @@ class MessageGraph:
         messages = [place.message or message for place, message in zip(path.places, path.sent, strict=True)]
         place = path.places[-1]
         return Placed(
-            place=place,
-            tools=tools,
-            keys=keys,
-            messages=messages,
-            prompt_ids=prompt_ids,
-            images=images,
-            follows=follows,
-            reason=reason,
+            place=place, tools=tools, keys=keys, messages=messages, prompt_ids=prompt_ids, images=images, follows=follows, reason=reason
         )
 
     async def _expanded(

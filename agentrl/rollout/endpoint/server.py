@@ -12,16 +12,7 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import spare_imports
-from agentrl.core.serving import (
-    Address,
-    ApiError,
-    ClientLeftError,
-    LoopbackServer,
-    Receive,
-    Scope,
-    Send,
-    send_json,
-)
+from agentrl.core.serving import Address, ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, send_json
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.delivery import Delivery
@@ -173,15 +164,7 @@ class _Request:
     """One request for an answer."""
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        dialect: Any,
-        session: EndpointSession,
-        branch: str,
-        desk: Desk,
-        turns: Turns,
+        self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str, desk: Desk, turns: Turns
     ) -> None:
         self.scope, self.send, self._receive, self._headers = scope, send, receive, _headers(scope)
         self._dialect, self.session, self._branch, self._desk, self._turns = dialect, session, branch, desk, turns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.sandbox.spec import SandboxSpec
-from agentrl.suites.harbor.tasks import CONFIG, INSTRUCTION, TEST, resolved, table, texts
+from agentrl.suites.harbor.tasks import CONFIG, INSTRUCTION, LEAVE_OUT, TEST, read_config, resolved, table, texts
 from agentrl.suites.scheme import FLAG
 
 SOLUTION = "solution/solve.sh"
@@ -24,7 +23,6 @@ SERVICE_KEYS = ("build", "image", "environment", "working_dir", "command", "entr
 DEFAULT_MEMORY_MIB, DEFAULT_DISK_MIB, DEFAULT_BUILD_S, DEFAULT_VERIFIER_S = 2048, 10240, 600.0, 600.0
 PROCESSES, OPEN_FILES = 512, 4096
 SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
-LEAVE_OUT = "Leave the task out, or run it with Harbor."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +100,7 @@ class ContainerTask:
 
 def read_container_task(spec: str, folder: Path) -> ContainerTask:
     """Read a task folder; `EnvLoadError` if it lacks something, or asks for what is not supported."""
-    if not (folder / INSTRUCTION).is_file():
-        raise EnvLoadError(FLAG, spec, f"{folder.name} has no {INSTRUCTION}", f"A task has {CONFIG}, {INSTRUCTION} and {TEST}.")
-    try:
-        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise EnvLoadError(FLAG, spec, f"{folder.name}/{CONFIG} is not TOML: {error}", "Correct it.") from error
+    config = read_config(spec, folder, INSTRUCTION)
     environment, verifier, agent = (table(config, name) for name in ("environment", "verifier", "agent"))
     own = table(verifier, "environment")
     _check(spec, folder, config, (environment, own), (agent, verifier))
@@ -134,11 +127,7 @@ def read_container_task(spec: str, folder: Path) -> ContainerTask:
 
 
 def _check(
-    spec: str,
-    folder: Path,
-    config: Mapping[str, Any],
-    environments: Iterable[Mapping[str, Any]],
-    roles: Iterable[Mapping[str, Any]],
+    spec: str, folder: Path, config: Mapping[str, Any], environments: Iterable[Mapping[str, Any]], roles: Iterable[Mapping[str, Any]]
 ) -> None:
     needs = [("steps", config.get("steps"))]
     for environment in environments:

@@ -30,6 +30,7 @@ REWARDS = ("reward.json", "reward.txt")
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var")
 """Folders of the machine, which a task may read and not fill."""
 NEEDED = "a container, which this machine's processes do not have"
+LEAVE_OUT = "Leave the task out, or run it with Harbor."
 WITHOUT_EFFECT = (
     "FROM",
     "ARG",
@@ -118,13 +119,7 @@ def task_folders(spec: str, folder: Path) -> list[Path]:
 
 def read_task(spec: str, folder: Path) -> HarborTask:
     """Read a task folder; `EnvLoadError` if it lacks something, or needs what a process of this machine does not have."""
-    for name in (INSTRUCTION, TEST):
-        if not (folder / name).is_file():
-            raise EnvLoadError(FLAG, spec, f"{folder.name} has no {name}", f"A task has {CONFIG}, {INSTRUCTION} and {TEST}.")
-    try:
-        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise EnvLoadError(FLAG, spec, f"{folder.name}/{CONFIG} is not TOML: {error}", "Correct it.") from error
+    config = read_config(spec, folder, INSTRUCTION, TEST)
     environment, verifier, agent = (table(config, name) for name in ("environment", "verifier", "agent"))
     _check(spec, folder, config, environment, verifier)
     workdir, steps, variables = _dockerfile(spec, folder, str(environment.get("workdir") or APP))
@@ -138,6 +133,16 @@ def read_task(spec: str, folder: Path) -> HarborTask:
         verifier_timeout_s=float(verifier.get("timeout_sec", 600.0)),
         verifier_env=texts(verifier),
     )
+
+
+def read_config(spec: str, folder: Path, *files: str) -> dict[str, Any]:
+    """Return the configuration of a task folder; `EnvLoadError` if it lacks one of the files, or the configuration is not TOML."""
+    if lacking := next((name for name in files if not (folder / name).is_file()), None):
+        raise EnvLoadError(FLAG, spec, f"{folder.name} has no {lacking}", f"A task has {CONFIG}, {INSTRUCTION} and {TEST}.")
+    try:
+        return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise EnvLoadError(FLAG, spec, f"{folder.name}/{CONFIG} is not TOML: {error}", "Correct it.") from error
 
 
 def table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -161,14 +166,10 @@ def _check(spec: str, folder: Path, config: Mapping[str, Any], environment: Mapp
         "verifier.environment": verifier.get("environment"),
     }
     if found := next((name for name, value in needs.items() if value), None):
-        raise EnvLoadError(
-            FLAG, spec, f"{folder.name}/{CONFIG} has {found}, which needs {NEEDED}", "Leave the task out, or run it with Harbor."
-        )
+        raise EnvLoadError(FLAG, spec, f"{folder.name}/{CONFIG} has {found}, which needs {NEEDED}", LEAVE_OUT)
     compose = next(iter(folder.glob("environment/*compose*.y*ml")), None)
     if compose is not None:
-        raise EnvLoadError(
-            FLAG, spec, f"{folder.name} has {compose.name}, which needs {NEEDED}", "Leave the task out, or run it with Harbor."
-        )
+        raise EnvLoadError(FLAG, spec, f"{folder.name} has {compose.name}, which needs {NEEDED}", LEAVE_OUT)
 
 
 def _dockerfile(spec: str, folder: Path, workdir: str) -> tuple[str, tuple[Step, ...], dict[str, str]]:

@@ -378,11 +378,7 @@ def _tokens(trajectory: Trajectory, feedback: Sequence[int]) -> dict[str, Any]:
         ranges.append((len(tokens), len(tokens) + len(turn.token_ids)))
         tokens += turn.token_ids.tolist()
         logprobs += [*[0.0] * len(turn.prompt_ids), *turn.logprobs.tolist()]
-    return {
-        "observation_tokens": [*tokens, *feedback],
-        "action_ranges": ranges,
-        "rollout_log_probs": [*logprobs, *[0.0] * len(feedback)],
-    }
+    return {"observation_tokens": [*tokens, *feedback], "action_ranges": ranges, "rollout_log_probs": [*logprobs, *[0.0] * len(feedback)]}
 
 
 def _earned(trajectory: Trajectory, results: Sequence[StepResult]) -> dict[str, Any]:

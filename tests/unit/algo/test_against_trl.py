@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.algo.compute import compute_correction, compute_policy_loss
-from agentrl.algo.corrections.masks import opsm_keep
+from agentrl.algo.corrections.ratios import opsm_keep
 from agentrl.algo.kl import approximate_kl
 from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.token_losses import Denominators, LossInputs, aggregate

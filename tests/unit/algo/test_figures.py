@@ -11,8 +11,7 @@ import torch
 from agentrl.algo.advantages import AdvantageInputs
 from agentrl.algo.compute import compute_advantages, compute_correction, compute_policy_loss, select_tokens
 from agentrl.algo.corrections import correction_facts, find_correction, needs_whole_batch
-from agentrl.algo.corrections.masks import second_moment_threshold
-from agentrl.algo.corrections.ratios import RatioOptions
+from agentrl.algo.corrections.ratios import RatioOptions, second_moment_threshold
 from agentrl.algo.losses import find_loss, loss_facts
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_percentile

@@ -6,8 +6,7 @@ import torch
 
 from agentrl.algo.compute import compute_correction
 from agentrl.algo.corrections import CORRECTIONS, correction_facts
-from agentrl.algo.corrections.masks import opsm_keep, second_moment_threshold
-from agentrl.algo.corrections.ratios import RatioOptions
+from agentrl.algo.corrections.ratios import RatioOptions, opsm_keep, second_moment_threshold
 from agentrl.algo.off_policy import Correction, CorrectionInputs, interpolate_old
 from agentrl.algo.plan import options_of
 from agentrl.core.errors import BatchError, ConfigError

@@ -14,8 +14,7 @@ from agentrl.api.settings import read_settings
 from agentrl.api.training import train
 from agentrl.assets import tiny_model_path
 from agentrl.certify import before
-from agentrl.certify.before import is_known, kernels_of, refuse_wrong
-from agentrl.certify.kept import certificate_file, keep_certificate, read_certificate
+from agentrl.certify.before import certificate_file, is_known, keep_certificate, kernels_of, read_certificate, refuse_wrong
 from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.cli.main import main
 from agentrl.config.schema import TrainConfig

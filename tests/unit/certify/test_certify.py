@@ -15,13 +15,12 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from agentrl.assets import tiny_model_path
-from agentrl.certify import engines, run
+from agentrl.certify import run
 from agentrl.certify.before import KNOWN
 from agentrl.certify.compare import compare_adapter
 from agentrl.certify.configs import read_config
 from agentrl.certify.results import Certificate, Verdict
-from agentrl.certify.rows import trial_batch
-from agentrl.certify.run import certify
+from agentrl.certify.run import certify, trial_batch
 from agentrl.core.errors import ConfigError
 from agentrl.engine import batcher
 from agentrl.learner import attention, kernels, layout, lora, models
@@ -187,10 +186,10 @@ def test_an_engine_that_takes_too_long_is_named_with_its_time(monkeypatch: pytes
     async def never(*_: Any) -> Any:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(engines, "_sample", never)
-    monkeypatch.setitem(engines.DEADLINE_S, "transformers", 0.1)
+    monkeypatch.setattr(run, "_sample", never)
+    monkeypatch.setitem(run.DEADLINE_S, "transformers", 0.1)
     batch: Any = None
-    found = engines.compare_engine("twin", batch, None)
+    found = run.compare_engine("twin", batch, None)
     assert (found.verdict, found.reason) == (Verdict.UNTRIED, "it gave no answer within 0.1 s")
 
 

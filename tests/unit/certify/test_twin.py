@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from agentrl.certify.configs import read_config
-from agentrl.certify.rows import trial_batch
+from agentrl.certify.run import trial_batch
 from agentrl.core.errors import ConfigError
 from agentrl.learner.probes import probe
 from agentrl.weights.twin import TRAINED, build_twin, parameters_of, twin_config

@@ -144,7 +144,7 @@ def test_every_name_of_vllm_that_is_imported_is_listed() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "vllm":
                 names = {(node.module, alias.name) for alias in node.names if f"{node.module}.{alias.name}" not in modules}
-                assert names <= listed, f"{path.name} imports names that agentrl/engine/vllm_window.py does not list"
+                assert names <= listed, f"{path.name} imports names that agentrl/engine/vllm_names.toml does not list"
 
 
 @pytest.mark.vllm

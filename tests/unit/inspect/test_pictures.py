@@ -13,7 +13,7 @@ from rich.console import Console
 
 from agentrl.core.images import ImageInput
 from agentrl.core.types import ints
-from agentrl.inspect.pictures import HALF, PictureScreen, lines_of
+from agentrl.inspect.play_terminal import HALF, PictureScreen, lines_of
 from agentrl.track.text import Screen
 
 RED, BLUE, GREEN = (255, 0, 0), (0, 0, 255), (0, 128, 0)

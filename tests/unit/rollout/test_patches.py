@@ -10,8 +10,7 @@ import pytest
 from agentrl.core.images import ImageInput, ImageTensor, PlacedImage
 from agentrl.core.types import FinishReason, GroupRequest, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.env.images import data_url
-from agentrl.rollout.patches import blocks_of
-from agentrl.rollout.records import trajectory_record
+from agentrl.rollout.records import blocks_of, trajectory_record
 from tests.image_support import read, reader_of
 
 MARK, FAKE, LINE, PLACE = 7, 1, 2, 3

@@ -15,9 +15,9 @@ from agentrl.core.types import Status, Trajectory
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.sandbox.spec import SandboxChoice, use_choice
-from agentrl.harness import MINI_SWE_AGENT
+from agentrl.harness import HARNESSES
 from agentrl.suites.harbor import trial
-from agentrl.suites.harbor.harness import HarborProgram
+from agentrl.suites.harbor.agent import HarborProgram
 from agentrl.suites.load import load_agent
 from tests.e2e.runs import succeeded, train
 from tests.folder_box import FolderBox, programs
@@ -81,7 +81,7 @@ async def test_a_program_works_in_the_container_and_the_tests_judge(tmp_path: Pa
     assert ran.env["OPENAI_BASE_URL"] == f"http://{ran.network}/v1"  # the only address that it reaches
     spec = boxes[0].spec
     assert (spec.read, spec.network, spec.root) == ((str(runs),), False, True)
-    assert (spec.memory_mib, spec.processes) == (MINI_SWE_AGENT.memory_mib, 512)
+    assert (spec.memory_mib, spec.processes) == (HARNESSES["mini-swe-agent"].memory_mib, 512)
     assert not any(box.is_open for box in boxes)
 
 

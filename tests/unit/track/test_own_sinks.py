@@ -9,9 +9,8 @@ import pytest
 from agentrl.core.callbacks import MetricsRow, RunBegin, RunEnd
 from agentrl.core.errors import CallbackError, ConfigError
 from agentrl.resolve.commands import load_config
-from agentrl.track.own_sinks import OwnSink, load_sinks
 from agentrl.track.plan import TrackConfig
-from agentrl.track.sinks import open_metric_sinks
+from agentrl.track.sinks import OwnSink, load_sinks, open_metric_sinks
 
 SOURCE = """
 import agentrl

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.viewer import page
-from agentrl.viewer.page import bundle, single_page
+from agentrl.viewer import collect
+from agentrl.viewer.collect import bundle, single_page
 
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(page, "STATIC", tmp_path)
+    monkeypatch.setattr(collect, "STATIC", tmp_path)
     (tmp_path / "views").mkdir()
     return tmp_path
 

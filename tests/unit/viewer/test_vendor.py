@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.viewer.page import STATIC
+from agentrl.viewer.collect import STATIC
 
 VENDOR = STATIC / "vendor"
 VERSIONS = {"preact.js": "11.2.0", "hooks.js": "11.2.0", "htm.js": "3.1.1", "uplot.js": "1.6.32", "uplot.css": "1.6.32"}

@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from agentrl.core.errors import SandboxError
-from agentrl.env.sandbox.archive import of_file, only_file
+from agentrl.env.sandbox.container import archived, file_in
 
 
 def archive_of(member: tarfile.TarInfo, data: bytes = b"") -> bytes:
@@ -19,8 +19,8 @@ def archive_of(member: tarfile.TarInfo, data: bytes = b"") -> bytes:
 
 
 def test_a_file_comes_back_as_it_was() -> None:
-    data = of_file("a/b", b"123")
-    assert only_file(data, "a/b", 3) == b"123"
+    data = archived("a/b", b"123")
+    assert file_in(data, "a/b", 3) == b"123"
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert [(member.name, member.mode, member.uid) for member in archive] == [("a/b", 0o644, 0)]
 
@@ -30,11 +30,11 @@ def test_a_link_or_nothing_is_no_plain_file() -> None:
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     for data in (archive_of(link), archive_of(tarfile.TarInfo("b"))[:0] + b"\0" * 10240):
         with pytest.raises(SandboxError, match="'b' of a sandbox is no plain file"):
-            only_file(data, "b", 100)
+            file_in(data, "b", 100)
 
 
 def test_a_large_file_is_refused_although_its_archive_is_cut_off() -> None:
-    data = of_file("b", b"x" * 3000)
+    data = archived("b", b"x" * 3000)
     with pytest.raises(SandboxError, match="'b' holds more than 2999 bytes"):
-        only_file(data[:1024], "b", 2999)
-    assert len(only_file(data, "b", 3000)) == 3000
+        file_in(data[:1024], "b", 2999)
+    assert len(file_in(data, "b", 3000)) == 3000
