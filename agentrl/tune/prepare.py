@@ -213,9 +213,8 @@ def encode_demonstrations(settings: SftConfig, max_model_len: int = 0) -> Prepar
         ConfigError: If a row is longer than the context of the model, or has images.
     """
     data = settings.data
-    prepared = prepare(
-        read_examples(data, "dialogue", settings.run.seed, settings.eval), data, settings.model, settings.images, settings.method
-    )
+    examples = read_examples(data, "dialogue", settings.run.seed, settings.eval)
+    prepared = prepare(examples, data, settings.model, settings.images, settings.method)
     longest, most = prepared.counts["train"]["longest"], max_model_len or context_length(model_path(settings.model.model))
     if most and longest > most:
         problem = f"has a row of {longest} tokens, and the context of the model {most}"

@@ -61,8 +61,7 @@ class ClusterRank:
     def said(self) -> str:
         """Return what the rank wrote since the last call."""
         text = self._said.getvalue()
-        self._said.seek(0)
-        self._said.truncate()
+        self._said.truncate(self._said.seek(0))
         return text
 
 
