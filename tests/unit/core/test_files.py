@@ -17,6 +17,7 @@ from agentrl.core.files import (
     swap_directory,
     temporary_directory,
     temporary_name,
+    write_text,
 )
 from agentrl.core.manifest import MANIFEST
 
@@ -67,6 +68,15 @@ def test_a_file_that_a_killed_run_left_half_written_stops_nothing(tmp_path: Path
     with complete_file(tmp_path / "summary.json") as partial:
         partial.write_text("{}")
     assert sorted(os.listdir(tmp_path)) == ["one", "summary.json"]
+
+
+def test_a_text_is_written_whole_or_what_was_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    write_text(path, "é")
+    assert path.read_bytes() == "é".encode()
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half \ud800")
+    assert (path.read_text(encoding="utf-8"), os.listdir(tmp_path)) == ("é", ["settings.json"])
 
 
 @pytest.mark.parametrize("killed", ["after the first name", "after the second"])

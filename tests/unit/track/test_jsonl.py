@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.core.types import Status
-from agentrl.track.jsonl import JsonLines, encode, read_lines
+from agentrl.track.jsonl import JsonLines, encode, encode_indented, read_lines
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
@@ -31,7 +31,7 @@ def test_every_value_becomes_one_ascii_line_of_strict_json(value):
 
 def test_values_keep_their_meaning():
     value = {"a": [1, 2.5, None, True], "text": "é\ud800", "nested": {"x": float("nan"), "y": float("-inf")}}
-    assert json.loads(encode(value)) == {**value, "nested": {"x": None, "y": None}}
+    assert json.loads(encode(value)) == json.loads(encode_indented(value)) == {**value, "nested": {"x": None, "y": None}}
 
 
 def test_numpy_enums_and_unknown_objects_are_rendered():
