@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from agentrl.algo.plan import built_in_options
-from agentrl.config.load import aliases, other_systems
+from agentrl.config.load import aliases
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError, UnknownFlagError
