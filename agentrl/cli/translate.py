@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
         args.output.write_text(settings, encoding="utf-8")
     elif settings:
         sys.stdout.write(f"\n# The same as a file for --config\n{settings}")
-    _listed("Nothing to write for", [row for row in made.taken if not row[1].startswith("--")])
+    _listed("Nothing to write for", made.anyway)
     _listed("No counterpart", [*missing, *problem])
     return 1 if missing or problem else 0
 

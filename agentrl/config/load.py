@@ -42,7 +42,7 @@ from agentrl.core.settings import Alias, flag
 C = TypeVar("C")
 
 ALGORITHMS = (*(part.setting for part in KINDS), "loss")
-NEAR = 0.8
+NEAR = 0.86
 """Likeness from which a word is taken for a slip in one of ours; what is less alike means something else as a rule."""
 CHOOSING = (*ALGORITHMS, "resume", "run_dir")
 """Settings that decide which others there are: the algorithms, and the run that brings the files of a user's own."""

@@ -81,7 +81,8 @@ class System:
                 return table[key], EXACT
             if fitting:
                 return table[max(fitting, key=len)], 1  # the longest pattern says most
-        return None, 0
+        # Some words of the commands on given rows are those of another system in training.
+        return ("none a setting of the commands on given rows: agentrl sft, dpo, reward-model", 1) if word in self.renamed else (None, 0)
 
 
 def num_rows(data: str) -> int | None:
@@ -116,12 +117,14 @@ class Translation:
 
     Attributes:
         words: The command line here.
-        taken: Each word as it was written, with its value, and what it was taken for.
+        taken: Each word as it was written, with its value, and our words for it.
+        anyway: Words for which nothing has to be written, and why.
         refused: Each word that has no meaning here, and why.
     """
 
     words: list[str] = field(default_factory=list)
     taken: list[tuple[str, str]] = field(default_factory=list)
+    anyway: list[tuple[str, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -197,7 +200,7 @@ def _note(made: Translation, theirs: str, meaning: str, values: Sequence[str]) -
     if kind == "none":
         made.refused.append((theirs, f"none {why}" if why.startswith("of ") else why or "nothing here takes its place"))
     elif kind == "always":
-        made.taken.append((theirs, why or "always so"))
+        made.anyway.append((theirs, why or "always so"))
     else:
         words = _filled(meaning, values)
         # A word for several settings goes first, so that one for a single setting counts, wherever it stands.
@@ -286,7 +289,7 @@ def own_words(words: Sequence[str], command: str, known: Set[str], options: Set[
     for system in nearest(theirs, command, flags=True):
         given = {word: theirs.pop(word) for word in list(theirs) if system.knows(word, command)}
         part = translate(system, given, command, dict(_flags(mine)), rows=rows)
-        own.taken.extend(_line(system, part.taken))
+        own.taken.extend(_line(system, part))
         own.refused.extend((word.partition(" ")[0], f"{system.name}; not here: {why}") for word, why in part.refused)
         strange = [
             (word, meaning) for word, meaning in part.taken if meaning.startswith("--") and meaning.split()[0] not in (known | options)
@@ -294,19 +297,19 @@ def own_words(words: Sequence[str], command: str, known: Set[str], options: Set[
         own.refused.extend(
             (word.partition(" ")[0], f"{system.name}; no setting of agentrl {command}: {meaning}") for word, meaning in strange
         )
-        own.words.extend(part.words)
+        own.words.extend(word for name, values in _flags(part.words) if name in known | options for word in (name, *values))
     return own
 
 
-def _line(system: System, taken: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _line(system: System, part: Translation) -> Iterator[str]:
     """One line on what words were taken for."""
-    ours = [f"{word} as {meaning}" for word, meaning in taken if meaning.startswith("--")]
     # Numbers that are counted otherwise have a reason that differs from run to run.
-    counted = [f"{word} ({meaning})" for word, meaning in taken if not meaning.startswith("--") and system.quantity(word.split()[0])]
-    anyway = [word.split()[0] for word, meaning in taken if not meaning.startswith("--") and not system.quantity(word.split()[0])]
-    parts = [", ".join(ours), ", ".join(counted), f"nothing to write for {', '.join(anyway)}" if anyway else ""]
-    if taken:
-        yield f"words of {system.name}: {'; '.join(filter(None, parts))}"
+    counted = [f"{word} ({why})" for word, why in part.anyway if system.quantity(word.split()[0])]
+    anyway = [word.split()[0] for word, _ in part.anyway if not system.quantity(word.split()[0])]
+    taken = [f"{word} as {ours}" for word, ours in part.taken]
+    parts = [", ".join(taken), ", ".join(counted), f"nothing to write for {', '.join(anyway)}" if anyway else ""]
+    if any(parts):
+        yield f"words of {system.name}: {'; '.join(filter(None, parts))}".replace("\n", "\\n")
 
 
 def _split(words: Sequence[str], command: str, known: Container[str], options: Container[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -329,5 +332,6 @@ def answer(word: str, value: str, command: str) -> str:
     """Return one line on a setting of another system, ``key=value`` or a flag; empty if no system has it."""
     for system in nearest([word], command):
         part = translate(system, {word: [value] if value else []}, command, {})
-        return f"{system.name}; here: {'; '.join(meaning for _, meaning in part.taken) or f'not at all: {part.refused[0][1]}'}"
+        here = [meaning for _, meaning in [*part.taken, *part.anyway]] or [f"not at all: {why}" for _, why in part.refused]
+        return f"{system.name}; here: {'; '.join(here)}"
     return ""
