@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import codecs
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,14 +176,15 @@ def _commands(text: str) -> Iterator[list[str]]:
     known = {"@": "", "*": ""}
     for name, _, body in re.findall(r"read +-r +-d +'' +(\w+) *<<-? *['\"]?(\w+)['\"]?\n(.*?)\n\s*\2", text, re.DOTALL):
         known[name] = body.replace("\\\n", " ").replace("\n", " ")
-    text = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda match: shlex.quote(codecs.decode(match[1], "unicode_escape")), text.replace("\\\n", " "))
+    # A line break within $'...' must not end the line.
+    text = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda match: shlex.quote(match[1].replace("\\n", "\0")), text.replace("\\\n", " "))
     text = re.sub(r"=\(\s*\n(.*?)\n\s*\)", lambda match: f"=({match[1]})".replace("\n", " "), text, flags=re.DOTALL)
     for line in text.splitlines():
         if assigned := re.fullmatch(r"\s*(?:export\s+)?(\w+)=(\(.*\)|\"[^\"]*\"|'[^']*'|[^\s(]\S*|)\s*(?:#.*)?", line):
             known[assigned[1]] = _filled(assigned[2][1:-1] if assigned[2][:1] in ("(", "'", '"') else assigned[2], known)
             continue
         try:
-            words = shlex.split(_filled(line, known), comments=True)
+            words = [word.replace("\0", "\n") for word in shlex.split(_filled(line, known), comments=True)]
         except ValueError:  # half of a construct that is no command
             continue
         if words:

@@ -87,7 +87,7 @@ def test_ppo_with_engines_on_the_gpus_of_the_learner(recorder: Recorder) -> None
         0.01,
     )
     assert (plan["learner"]["num_learners"], plan["engine"]["num_engines"], plan["weights"]["colocate"]) == (8, 4, True)
-    assert (plan["training"]["num_steps"], plan["reward"]["reward_model"], plan["run"]["agent"]) == (1, ["helpful"], "answer:")
+    assert (plan["training"]["num_steps"], plan["reward"]["reward_model"], plan["run"]["agent"]) == (1, ["WORK/helpful"], "answer:")
 
 
 def test_a_reward_function(recorder: Recorder) -> None:
