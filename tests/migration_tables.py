@@ -95,7 +95,7 @@ def _meaning(system: System, meaning: Any) -> str:
         )
     kind, _, why = meaning.partition(" ")
     if kind in ("always", "none"):
-        text = re.sub(r"(?<!`)(--[a-z][a-z-]*[a-z])", r"`\1`", why) or "so"
+        text = re.sub(r"(?<!`)(--[a-z][a-z0-9-]*[a-z0-9])", r"`\1`", why) or "so"
         return f"always {text}" if kind == "always" else f"none: {text}" if not why.startswith("of ") else f"none {text}"
     flags = re.findall(r"--\S+(?: [^-{]\S*)*", re.sub(r" \{[^}]*\}", "", meaning))
     return " ".join(f"`{each}`" for each in flags)

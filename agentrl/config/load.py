@@ -162,12 +162,18 @@ def _own_words(command: Command[Any], words: Sequence[str], saved: Mapping[str, 
     options = set() if command.name in METHODS else {*map(flag, built_in_options()), *map(flag, settings_of(TrainConfig))}
     own = own_words(expanded, command.name, known, options, num_rows)
     # A setting of an earlier version of ours says more than the word of another system that it was named after.
-    return replace(own, refused=[(word, _earlier(word) or why) for word, why in own.refused])
+    return replace(own, refused=[(word, _earlier(word) or _usual(word, known) or why) for word, why in own.refused])
 
 
 def _earlier(word: str) -> str:
-    """What has become of a flag of an earlier version; empty if there was none."""
+    """Return what has become of a flag of an earlier version; empty if there was none."""
     return answer_of(word[2:].removeprefix("no-").replace("-", "_"))
+
+
+def _usual(word: str, known: Iterable[str]) -> str:
+    """Return the flag that a word which people try first may mean; empty if it is none of these."""
+    meant = next((name for name in common().get(word, ()) if name in known), "")
+    return f"did you mean {meant}?" if meant else ""
 
 
 def _checked(command: Command[C], form: type[Any], default: C, values: Mapping[str, Any]) -> C:
@@ -260,7 +266,7 @@ def _own_names(command: Command[Any], given: Mapping[str, Any], saved: Mapping[s
 
 
 def _as_words(name: str, value: Any) -> list[str]:
-    """A value that Python code gives, as the words after its flag."""
+    """Return a value that Python code gives as the words of a command line."""
     if isinstance(value, bool):
         return [name] if value else [name + "=false"]
     return [name, *map(str, value if isinstance(value, list | tuple) else [value])]
@@ -355,9 +361,7 @@ def _answer(name: str, known: Sequence[str], command: Command[Any]) -> str:
     """Return one line that says what to write instead of a word that is no flag of ours."""
     if command.name not in METHODS and name[2:].replace("-", "_") in {**settings_of(TrainConfig), **built_in_options()}:
         return "a setting of agentrl train"
-    if meant := next((flag for flag in common().get(name, ()) if flag in known), ""):
-        return f"did you mean {meant}?"
-    if became := _earlier(name) or answer(name, "", command.name):
+    if became := _usual(name, known) or _earlier(name) or answer(name, "", command.name):
         return became
     near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     return f"did you mean {near[0]}?" if near else f"unknown; `{command.prog} --help all` lists every setting"

@@ -113,7 +113,7 @@ def common() -> Mapping[str, Sequence[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What words of a system are here.
+    """Meaning of words of a system.
 
     Attributes:
         words: The command line here.
@@ -184,7 +184,7 @@ def translate(system: System, given: Given, command: str, ours: Given, *, rows: 
 
 
 def _chosen(meaning: Any, values: Sequence[str], keyed: Given) -> str:
-    """What a table says, for these values and the other words."""
+    """Return what a table says, for these values and the other words."""
     while isinstance(meaning, Mapping):
         of = keyed.get(meaning["of"], [""]) if "of" in meaning else values
         value = (of[0] if of else "" if "of" in meaning else "true").lower()
