@@ -144,7 +144,7 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
     named, words = take_config_flag(list(args))
     path, saved, sources = _saved("--config", named, path)
     own = _own_words(command, words, saved)
-    form, rest = _form(command, [*own.words, *own.mine], saved)
+    form, rest = _form(command, own.line(), saved)
     # Before unknown words are refused, among which `--help` would be.
     answer_help(rest, command, form)
     refuse_unknown(rest, command, form, own.refused)

@@ -24,6 +24,8 @@ TABLES = Path(__file__).with_name("other_systems")
 
 EXACT = 3
 """Weight of a word that a table names as it is, where it is asked which system a command line is of; a pattern has 1."""
+ENVIRONMENT = re.compile(r"\.py$|^[^/]*(?<!\w):\w|\w:[A-Za-z_]\w*$")
+"""Form of the word that names an environment, where another one might stand."""
 RowCount = Callable[[str], int | None]
 """Number of rows of a data set by its name; `None` if it is not known."""
 
@@ -150,7 +152,7 @@ def num_values(system: System, word: str, command: str, rest: Sequence[str]) -> 
     if count == -1:
         return int(bool(free) and rest[0].lower() in ("true", "false"))
     if count is None:  # what looks like an environment is none of its values
-        return next((at for at, other in enumerate(rest[:free]) if re.search(r"\.py$|^[^/]*(?<!\w):\w|\w:[A-Za-z_]\w*$", other)), free)
+        return next((at for at, other in enumerate(rest[:free]) if ENVIRONMENT.search(other)), free)
     return min(count, free)
 
 
@@ -165,12 +167,12 @@ def translate(system: System, given: Given, command: str, ours: Given, *, rows: 
         rows: Number of rows of a data set.
     """
     made = Translation()
-    keyed = {system.key(word): values for word, values in given.items()}
+    keyed = {**ours, **{system.key(word): values for word, values in given.items()}}
     for word, values in given.items():
-        if system.quantity(word):
-            continue
-        meaning = _chosen(system.meaning(word, command), list(values), keyed)
-        _note(made, " ".join([word, *values]), meaning, values)
+        is_number = bool(system.quantity(word))
+        if not is_number or product([values]) is None:
+            meaning = "none it is not a number" if is_number else _chosen(system.meaning(word, command), list(values), keyed)
+            _note(made, " ".join([word, *values]), meaning, values)
     counts = {name: product(keyed.get(word, ()) for word in words) for name, words in system.quantities.items()}
     numbers = {name: count for name, count in counts.items() if count is not None}
     if numbers:
@@ -178,7 +180,7 @@ def translate(system: System, given: Given, command: str, ours: Given, *, rows: 
         counted = rows("".join(have.get("--prompts", have.get("--data", ()))[:1]))
         derived = quantities.in_rows(numbers, have, counted) if command in METHODS else quantities.in_steps(numbers, have, counted)
         for name, meaning in derived.items():
-            theirs = (" ".join([word, *values]) for word, values in given.items() if system.quantity(word) == name)
+            theirs = (" ".join([word, *values]) for word, values in given.items() if system.quantity(word) == name and product([values]))
             _note(made, ", ".join(theirs), meaning, ())
     return made
 
@@ -269,6 +271,11 @@ class OwnWords:
     taken: list[str]
     refused: list[tuple[str, str]]
 
+    def line(self) -> list[str]:
+        """Return the command line, ours behind theirs; a word without a flag stays in front, where no flag takes it for a value."""
+        free = next((at for at, word in enumerate(self.mine) if word.startswith("-")), len(self.mine))
+        return [*self.mine[:free], *self.words, *self.mine[free:]]
+
     def show(self) -> None:
         """Write to standard error what words of other systems were taken for."""
         sys.stderr.write("".join(f"agentrl: {line}\n" for line in self.taken))
@@ -285,10 +292,12 @@ def own_words(words: Sequence[str], command: str, known: Set[str], options: Set[
         rows: Number of rows of a data set.
     """
     mine, theirs = _split(words, command, known, options)
-    own = OwnWords([], mine, [word.replace("_", "-") for word in theirs], [], [])
+    own, ours = OwnWords([], mine, [word.replace("_", "-") for word in theirs], [], []), dict(_flags(mine))
+    if environment := [word for at, word in enumerate(mine) if ENVIRONMENT.search(word) or (at == 0 and not word.startswith("-"))]:
+        ours.setdefault("--agent", environment[:1])
     for system in nearest(theirs, command, flags=True):
         given = {word: theirs.pop(word) for word in list(theirs) if system.knows(word, command)}
-        part = translate(system, given, command, dict(_flags(mine)), rows=rows)
+        part = translate(system, given, command, ours, rows=rows)
         own.taken.extend(_line(system, part))
         own.refused.extend((word.partition(" ")[0], f"{system.name}; not here: {why}") for word, why in part.refused)
         strange = [

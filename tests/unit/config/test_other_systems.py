@@ -123,7 +123,9 @@ def test_no_word_of_theirs_is_answered_with_a_flag_that_only_looks_like_it(name:
                 answers |= dict(error.answers)
             except ConfigError:
                 pass  # a value that does not fit, or settings that are missing
-    assert [why for why in answers.values() if "did you mean" in why or "--help all" in why] == []
+    slips = {word: why for word, why in answers.items() if "did you mean" in why and word not in common()}
+    assert slips == {}
+    assert [word for word, why in answers.items() if "--help all" in why] == []
 
 
 @pytest.mark.parametrize("name", ["verl", "prime_rl", "skyrl"])
@@ -245,6 +247,20 @@ def test_numbers_that_are_counted_otherwise(line: str) -> None:
     made = translate(systems()[name], given, command, {}, rows=lambda _: int(rows) if rows else None)
     assert sorted(re.findall(r"--\S+ \S+", " ".join(made.words))) == sorted(re.findall(r"--\S+ \S+", expected))
     assert made.refused == []
+
+
+def test_a_reward_model_judges_answers_unless_an_environment_does() -> None:
+    for words, agent in (([], "answer:"), (["env.py"], "env.py"), (["--agent", "m:X"], "m:X"), (["--agent_func_path", "f.py"], "f.py")):
+        config = taken("train", *words, "--reward_pretrain", "judge", "--packing_samples")
+        assert (config.run.agent, config.reward.reward_model) == (agent, ("judge",))
+        config = taken("train", "--reward_pretrain", "judge", *words)
+        assert (config.run.agent, config.reward.reward_model) == (agent, ("judge",))
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    assert translate(systems()["openrlhf"], {"--train_batch_size": ["$SIZE"]}, "train", {}).refused == [
+        ("--train_batch_size $SIZE", "it is not a number")
+    ]
 
 
 def test_our_numbers_count_beside_theirs() -> None:
