@@ -69,7 +69,7 @@ def _rows(system: System, table: Mapping[str, Any], column: int) -> Iterator[str
 
 
 def _row(theirs: str, ours: str) -> str:
-    return f"| {theirs} | {ours} |\n".replace("*", "\\*")
+    return f"| {theirs} | {ours} |\n"
 
 
 def _shown(system: System, word: str) -> str:

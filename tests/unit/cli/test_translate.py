@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any], dict[str, str]]] = {
         {"model": "some/model", "prompts": "some/data", "prompt_split": "train", "n_samples_per_prompt": 8, "groups_per_step": 2,
          "num_steps": 100, "init_kl_coef": 0.04, "use_kl_loss": True, "kl_estimator": "k3", "loss_aggregation": "constant", "lora_rank": 16,
          "lora_alpha": 64, "lora_target_modules": "q_proj,v_proj", "colocate": True, "engine": "vllm", "learning_rate": 1e-6,
-         "lr_schedule": "linear", "max_new_tokens": 512, "off_policy": "seq-mask-tis", "gradient_checkpointing": True, "run_dir": "out"},
+         "lr_schedule": "linear", "max_new_tokens": 512, "off_policy": "seq-mask-tis", "adam_betas": [0.9, 0.999], "gradient_checkpointing": True, "run_dir": "out"},
         {"--reward-funcs": "name the file of the function with --agent FILE.py", "--bf16": "its value is computed in the file"},
     ),
     "verl": (
@@ -167,7 +167,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any], dict[str, str]]] = {
         {"model": "some/model", "agent": "verifiers:wiki-search", "num_steps": 200, "max_episode_tokens": 4096, "num_learners": 2,
          "num_engines": 6, "learning_rate": 1e-5, "weight_decay": 0.01, "lora_rank": 8, "lora_target_modules": "q_proj,v_proj",
          "groups_per_step": 32, "n_samples_per_prompt": 16, "max_staleness": 8, "save_every": 50, "advantage_estimator": "dr_grpo",
-         "policy_loss": "dppo_tv", "flat_groups": "drop", "gradient_checkpointing": True},
+         "policy_loss": "dppo_tv", "adam_betas": [0.9, 0.999], "flat_groups": "drop", "gradient_checkpointing": True},
         {"orchestrator.train.source.env.taskset.min_turns": "arguments of the environment stand behind its name: "
          "--agent verifiers:NAME?ARGUMENT=VALUE"},
     ),
@@ -177,7 +177,8 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any], dict[str, str]]] = {
         "train",
         {"prompts": "$HOME/data/train.parquet", "model": "some/model", "agent": "skyrl:gsm8k", "advantage_estimator": "group_norm",
          "groups_per_step": 64, "mini_batches": 4, "n_samples_per_prompt": 4, "num_learners": 4, "num_engines": 4, "colocate": True,
-         "eval_every": 5, "learning_rate": 1e-6, "weight_decay": 0.01, "max_new_tokens": 1024, "max_turns": 1, "kl_estimator": "k3"},
+         "eval_every": 5, "learning_rate": 1e-6, "weight_decay": 0.01, "max_new_tokens": 1024, "max_turns": 1, "kl_estimator": "k3",
+         "adam_betas": [0.9, 0.999]},
         {},
     ),
 }  # fmt: skip
