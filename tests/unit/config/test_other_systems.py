@@ -202,6 +202,12 @@ def test_an_environment_behind_a_switch_is_no_value_of_it() -> None:
         assert taken("train", *words).run.agent == words[1]
 
 
+def test_a_switch_may_be_off() -> None:
+    assert not taken("train", "--agent", "m:X", "--colocate_all_models", "false").weights.colocate
+    assert taken("train", "--agent", "m:X", "--colocate_all_models", "True", "--packing_samples").weights.colocate
+    assert taken("train", "--agent", "m:X", "--vllm_enable_sleep_mode=False", "--activation_offloading=false").learner.offload == ()
+
+
 def test_a_critic_comes_with_the_estimator_that_has_one() -> None:
     system = systems()["openrlhf"]
     rate = {"--critic.adam.lr": ["9e-6"]}
