@@ -18,7 +18,7 @@ from agentrl.config.translate import nearest, num_rows, systems, translate
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import flag
 
-To = Literal["", "train", "sft", "dpo", "kto", "orpo", "distill", "reward-model", "process-reward-model"]
+To = Literal["auto", "train", "sft", "dpo", "kto", "orpo", "distill", "reward-model", "process-reward-model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class TranslateArgs:
     source: str = ""
     """A command in quotes; a script of it; a Python file with a call of GRPOConfig, SFTConfig or DPOConfig; a YAML file of TRL or verl; a
     TOML file of prime-rl."""
-    to: To = ""
-    """Command to write. Empty: the one that does what the source's program does."""
+    to: To = "auto"
+    """Command to write. ``auto``: the one that does what the source's program does."""
     output: Path | None = None
     """File for the settings, which --config reads. Unset: they are printed behind the command."""
 
@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
             "SOURCE", args.source[:80], "is of no known system", f"Known are {', '.join(each.name for each in systems().values())}."
         )
     system = known[0]
-    command = args.to or launch.command(system)
+    command = launch.command(system) if args.to == "auto" else args.to
     keys = {system.key(name) for name in launch.given}
     # Words of the settings before defaults, so that a word that is there decides what depends on it.
     usual = {name: [value] for name, value in system.defaults.get(command, {}).items() if system.key(name) not in keys}
