@@ -145,7 +145,8 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any], dict[str, str]]] = {
         {"model": "some/model", "prompts": "some/data", "prompt_split": "train", "n_samples_per_prompt": 8, "groups_per_step": 2,
          "num_steps": 100, "init_kl_coef": 0.04, "use_kl_loss": True, "kl_estimator": "k3", "loss_aggregation": "constant", "lora_rank": 16,
          "lora_alpha": 64, "lora_target_modules": "q_proj,v_proj", "colocate": True, "engine": "vllm", "learning_rate": 1e-6,
-         "lr_schedule": "linear", "max_new_tokens": 512, "off_policy": "seq-mask-tis", "adam_betas": [0.9, 0.999], "gradient_checkpointing": True, "run_dir": "out"},
+         "lr_schedule": "linear", "max_new_tokens": 512, "adam_betas": [0.9, 0.999],
+         "off_policy": "seq-mask-tis", "gradient_checkpointing": True, "run_dir": "out"},
         {"--reward-funcs": "name the file of the function with --agent FILE.py", "--bf16": "its value is computed in the file"},
     ),
     "verl": (

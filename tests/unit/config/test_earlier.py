@@ -17,7 +17,16 @@ from agentrl.core.settings import flag
 from agentrl.resolve.commands import load_config
 
 AGENT = ["--agent", "module:Name"]
-TAKEN = {"deepcompile", "dynamic_filtering", "dynamic_filtering_range", "enforce_eager", "use_dora", "use_rslora", "wandb_project"}
+TAKEN = {
+    "adam_beta2",
+    "deepcompile",
+    "dynamic_filtering",
+    "dynamic_filtering_range",
+    "enforce_eager",
+    "use_dora",
+    "use_rslora",
+    "wandb_project",
+}
 """Settings whose flags are still taken, as words of another system."""
 OLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offload": ({"optimizer_offload": True, "reference_offload": False, "ema_offload": True}, {"offload": ["optimizer", "ema"]}),
