@@ -157,7 +157,9 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
 def _own_words(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> OwnWords:
     """The words with ours in the place of those of other systems; an option of a user's own algorithm is no such word."""
     form, expanded = _form(command, words, saved)
-    known = {*flags_of(settings_of(form), command.words), *command.also, "--help", "--completion"}
+    # A loss of a user's own has other options than the method, whose flags are refused as such.
+    own_flags = flags_of(settings_of(command.settings), command.words) | flags_of(settings_of(form), command.words)
+    known = {*own_flags, *command.also, "--help", "--completion"}
     # The commands on given rows share names with other systems that mean something else in training.
     options = set() if command.name in METHODS else {*map(flag, built_in_options()), *map(flag, settings_of(TrainConfig))}
     own = own_words(expanded, command.name, known, options, num_rows)
