@@ -25,6 +25,7 @@ from agentrl.cli import (
     scale,
     serve_reward_model,
     serve_sandboxes,
+    translate,
     view,
 )
 from agentrl.cli.certify import CERTIFY
@@ -67,6 +68,7 @@ COMMANDS: dict[str, Command[Any]] = {
             scale.SCALE,
             serve_reward_model.SERVE_REWARD_MODEL,
             serve_sandboxes.SERVE_SANDBOXES,
+            translate.TRANSLATE,
             view.VIEW,
         ),
         *(TuneCommand(method) for method in METHODS.values()),

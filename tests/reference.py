@@ -9,6 +9,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import Setting, bare, sections_of, settings_of
 from agentrl.config.tune import TuneConfig
 from agentrl.core.settings import flag
-from tests import generated_pages
+from tests import generated_pages, migration_tables
 from tests.unit.rollout.families import table
 
 INTRO = """\
@@ -45,8 +46,10 @@ same plan into its `config.json`. Under `sources` it says where each setting com
 `settings` (others). What the machine decided is decided again on `--resume`, where a run may have it otherwise.
 An unknown or
 contradictory setting ends the command with exit code 2
-before anything is started. OpenRLHF's and TRL's names for the same setting are
-accepted too; their other flags, and verl's keys, are answered with one line each.
+before anything is started. Flags of OpenRLHF and TRL are taken for what they are here, which a line on standard error
+says; one that is nothing here is refused with the reason. `agentrl translate` turns whole commands of these, of verl,
+prime-rl and SkyRL into commands of agentrl: [coming from OpenRLHF](migrating.md), [TRL](from_trl.md),
+[verl](from_verl.md), [prime-rl](from_prime_rl.md), [SkyRL](from_skyrl.md).
 
 In [Python](python_api.md) the settings have the same names without dashes: `max_staleness=1`, and `async_=True` for `--async`.
 """
@@ -156,6 +159,7 @@ PAGES = {
     "metrics.md": generated_pages.metrics,
     "suites.md": generated_pages.suites,
     "chat_templates.md": _chat_templates,
+    **{f"{name}.md": partial(migration_tables.page, name) for name in migration_tables.PAGES},
 }
 
 

@@ -15,7 +15,7 @@ from agentrl.algo.flat import never_flat
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.options import option_names
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile, flag
+from agentrl.core.settings import Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile, flag
 from agentrl.core.summaries import GroupSummary
 
 
@@ -46,9 +46,9 @@ class AlgoSettings:
     sft_data: str = ""
     """Demonstrations that are imitated in each step beside its episodes: what ``agentrl sft --data`` takes, and behind ``#`` settings of
     ``agentrl sft`` for its rows, and ``batch_size``, the demonstrations of a step: ``chats.jsonl#batch_size=16&train_on=last``."""
-    sft_coef: Annotated[NonNegative, Alias("--ptx-coef")] = 0.05
+    sft_coef: NonNegative = 0.05
     """Weight in the loss of the mean negative log-likelihood of the trained tokens of ``--sft-data``; 0 only reports it."""
-    mask_truncated: Annotated[bool, Alias("--mask-truncated-completions")] = False
+    mask_truncated: bool = False
     """Train nothing on episodes that a budget or the environment cut short (DAPO's overlong filtering)."""
     truncated_in_baseline: bool = True
     """With ``--mask-truncated``: their rewards still count in the baseline of their group; off: they are left out of it."""
@@ -57,11 +57,11 @@ class AlgoSettings:
     ``kl_cov``, or a function of your own, ``file.py:name``."""
     top_entropy_share: Share = 1.0
     """Share of the tokens, those with the highest entropy, that the policy is trained on; 0.2 is usual, 1 trains on all."""
-    ppo_epochs: Annotated[Count, Alias("--num-iterations", "--max-epochs")] = 1
+    ppo_epochs: Count = 1
     """Passes over each step's batch."""
     mini_batches: Count = 1
     """Optimizer updates per pass; groups are spread over them evenly by tokens."""
-    entropy_coef: Annotated[NonNegative, Alias("--entropy-loss-coef")] = 0.0
+    entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus; with ``--entropy-target`` the one to begin with."""
     entropy_target: Positive | None = None
     """Entropy per token, in nats, below which the policy should not fall, by adapting the bonus; unset keeps the weight fixed."""
@@ -72,7 +72,7 @@ class AlgoSettings:
     weights might choose others."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
     """Aggregation of token losses into one number; denominators are global over micro-batches and ranks."""
-    init_kl_coef: Annotated[NonNegative, Alias("--beta", sets={"use_kl_loss": "true", "kl_estimator": "k3"})] = 0.0
+    init_kl_coef: NonNegative = 0.0
     """Weight of the KL penalty against the initial policy; 0 loads no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     """Estimator of the KL divergence."""
@@ -84,7 +84,7 @@ class AlgoSettings:
     """KL divergence per token to hold by adapting the coefficient; unset keeps the coefficient fixed."""
     ref_reset_every: CountOrZero = 0
     """Steps after which the reference model becomes the current policy, again and again; 0: never."""
-    off_policy: Annotated[str, Alias("--vllm-is-correction-type"), UserFile] = "tis"
+    off_policy: Annotated[str, UserFile] = "tis"
     """Correction for tokens sampled by older weights: ``tis``, ``seq-tis``, ``icepop``, ``seq-mask-tis``, ``decoupled``, ``opsm``,
     ``m2po``, ``none``, each a preset that its options may change, or a function of your own, ``file.py:name``."""
     old_logprobs: Literal["recomputed", "behaviour", "interpolated"] = "recomputed"

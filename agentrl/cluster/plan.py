@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, CountOrZero, NonNegative, Positive, ResumeMayChange
+from agentrl.core.settings import CountOrZero, NonNegative, Positive, ResumeMayChange
 from agentrl.engine.plan import EngineConfig
 from agentrl.rollout.plan import RewardConfig
 from agentrl.suites.registry import scheme_of
@@ -19,7 +19,7 @@ or share GPUs with --colocate."""
 class RunConfig:
     """The environment, the seed, and the processes of a run."""
 
-    agent: Annotated[str, Alias("--agent-func-path")] = ""
+    agent: str = ""
     """Environment or reward to train on: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``; or ``--remote-rm-url``."""
     observe: Literal["text", "pixels"] = "text"
     """Observations of ``--agent gym:ID``: ``text``, or ``pixels``, the pictures of its ``render_mode`` ``rgb_array``."""

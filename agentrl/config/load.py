@@ -9,15 +9,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from agentrl.algo.plan import KINDS
+from agentrl.algo.plan import KINDS, built_in_options
 from agentrl.config.earlier import answer_of, refuse_removed
 from agentrl.config.help import help_text
 from agentrl.config.mapping import (
@@ -32,8 +31,10 @@ from agentrl.config.mapping import (
     schema_of,
     suggest,
 )
+from agentrl.config.methods import METHODS
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import Setting, sections_of, settings_of
+from agentrl.config.translate import OwnWords, answer, common, num_rows, own_words
 from agentrl.config.words import ENVIRONMENT, Word, choices, flags_of, parse
 from agentrl.core.errors import ConfigError, UnknownFlagError
 from agentrl.core.settings import Alias, flag
@@ -41,6 +42,8 @@ from agentrl.core.settings import Alias, flag
 C = TypeVar("C")
 
 ALGORITHMS = (*(part.setting for part in KINDS), "loss")
+NEAR = 0.86
+"""Likeness from which a word is taken for a slip in one of ours; what is less alike means something else as a rule."""
 CHOOSING = (*ALGORITHMS, "resume", "run_dir")
 """Settings that decide which others there are: the algorithms, and the run that brings the files of a user's own."""
 
@@ -106,60 +109,22 @@ class Command(Generic[C]):
         return loaded.settings
 
 
-@cache
-def other_systems() -> dict[str, Any]:
-    """Return the tables of names in other systems that have no setting of the same meaning here."""
-    return tomllib.loads(Path(__file__).with_name("other_systems.toml").read_text(encoding="utf-8"))
-
-
-def aliases(settings: type[Any], command: str = "train") -> Mapping[str, tuple[str, ...]]:
-    """Return the further flags of a command, each with the flag or flags that it stands for; a setting's own flag is none.
-
-    A flag with a value, ``--flag=value``, is set beside those that take the value of the alias.
-    """
+def aliases(settings: type[Any], command: str = "train") -> Mapping[str, str]:
+    """Return the further flags of a command, each with the flag that it stands for; a setting's own flag is none."""
     table = settings_of(settings)
-    found: dict[str, tuple[str, ...]] = {}
-    for setting in table.values():
-        for alias in (note for note in setting.notes if isinstance(note, Alias) and note.command in ("", command)):
-            own = f"{flag(setting.name)}={alias.value}" if alias.value else flag(setting.name)
-            for name in alias.flags:
-                if name[2:].replace("-", "_") not in table:
-                    found[name] = (*found.get(name, ()), own, *(f"{flag(other)}={value}" for other, value in alias.sets.items()))
-    return found
+    notes = ((setting, note) for setting in table.values() for note in setting.notes if isinstance(note, Alias))
+    found = {name: flag(setting.name) for setting, note in notes if note.command in ("", command) for name in note.flags}
+    return {name: own for name, own in found.items() if name[2:].replace("-", "_") not in table}
 
 
-def expand_aliases(args: Sequence[str], known: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the words with every alias, ``--flag value`` or ``--flag=value``, ``_`` or ``-``, replaced by our flag or flags."""
-    words: list[str] = []
-    rest, sets = list(args), list[str]()
-    while rest:
-        word = rest.pop(0)
+def expand_aliases(args: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    """Return the words with every alias, ``--flag value`` or ``--flag=value``, ``_`` or ``-``, replaced by our flag."""
+    words = []
+    for word in args:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name
-        given = [target for target in known.get(name, ()) if "=" in target]
-        targets = [target for target in known.get(name, ()) if "=" not in target]
-        follows = next(iter(rest), "") if targets else "1"
-        if _is_on(value if equals else follows):
-            sets += given
-        if not targets:
-            words += [] if given else [name + equals + value]
-        elif name == "--use-tensorboard":
-            words += targets
-            rest = rest[1:] if rest and not rest[0].startswith("-") else rest  # OpenRLHF's takes a directory
-        elif equals:
-            (sets if len(targets) > 1 else words).extend(f"{target}={value}" for target in targets)
-        elif len(targets) > 1 and rest:
-            value = rest.pop(0)
-            sets += [f"{target}={value}" for target in targets]
-        else:
-            words += targets
-    # In front, so that a flag of a single setting counts, wherever it stands.
-    return [*sets, *words]
-
-
-def _is_on(value: Any) -> bool:
-    """Return False for a value that switches a setting off, in Python or as a word."""
-    return str(value).lower() != "false" and _typed(str(value)) != 0
+        words.append(known.get(name, name) + equals + value)
+    return words
 
 
 def load(command: Command[C], args: Sequence[str], path: Path | None = None) -> C:
@@ -178,13 +143,39 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
     """Read flags as `load` does, without the rules that concern several fields, files or this machine."""
     named, words = take_config_flag(list(args))
     path, saved, sources = _saved("--config", named, path)
-    form, rest = _form(command, words, saved)
+    own = _own_words(command, words, saved)
+    form, rest = _form(command, own.line(), saved)
     # Before unknown words are refused, among which `--help` would be.
     answer_help(rest, command, form)
-    refuse_unknown(rest, command, form)
+    refuse_unknown(rest, command, form, own.refused)
+    own.show()
     values = parse(rest, command.prog, settings_of(form), command.words)
     config = _checked(command, form, command.begin(_chosen(saved, _choices(rest)), path), values)
     return Loaded(settings=config, sources={**sources, **dict.fromkeys(values, "flag")}, saved=saved)
+
+
+def _own_words(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> OwnWords:
+    """The words with ours in the place of those of other systems; an option of a user's own algorithm is no such word."""
+    form, expanded = _form(command, words, saved)
+    # A loss of a user's own has other options than the method, whose flags are refused as such.
+    own_flags = flags_of(settings_of(command.settings), command.words) | flags_of(settings_of(form), command.words)
+    known = {*own_flags, *command.also, "--help", "--completion"}
+    # The commands on given rows share names with other systems that mean something else in training.
+    options = set() if command.name in METHODS else {*map(flag, built_in_options()), *map(flag, settings_of(TrainConfig))}
+    own = own_words(expanded, command.name, known, options, num_rows)
+    # A setting of an earlier version of ours says more than the word of another system that it was named after.
+    return replace(own, refused=[(word, _earlier(word) or _usual(word, known) or why) for word, why in own.refused])
+
+
+def _earlier(word: str) -> str:
+    """Return what has become of a flag of an earlier version; empty if there was none."""
+    return answer_of(word[2:].removeprefix("no-").replace("-", "_"))
+
+
+def _usual(word: str, known: Iterable[str]) -> str:
+    """Return the flag that a word which people try first may mean; empty if it is none of these."""
+    meant = next((name for name in common().get(word, ()) if name in known), "")
+    return f"did you mean {meant}?" if meant else ""
 
 
 def _checked(command: Command[C], form: type[Any], default: C, values: Mapping[str, Any]) -> C:
@@ -256,6 +247,7 @@ def read_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
     rest = dict(given)
     named = rest.pop("config", None)
     path, saved, sources = _saved("config", named, path)
+    rest = _own_names(command, rest, saved)
     choices = {name: str(rest[name]) for name in CHOOSING if name in rest}
     form = schema_of(command.settings, {**saved, **choices})
     values = _named_values(rest, form, command)
@@ -263,37 +255,46 @@ def read_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
     return Loaded(settings=config, sources={**sources, **dict.fromkeys(values, "python")}, saved=saved)
 
 
+def _own_names(command: Command[Any], given: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that Python code gives, with those by names of other systems under the names of our settings."""
+    own = _own_words(command, [word for name, value in given.items() for word in _as_words(flag(name.rstrip("_")), value)], saved)
+    if own.refused:
+        raise UnknownFlagError(command.prog, tuple(own.refused))
+    own.show()
+    chosen = {name: str(value) for name, value in given.items() if name in CHOOSING}
+    form = schema_of(command.settings, {**saved, **_choices(own.words), **chosen})
+    translated = parse(own.words, command.prog, settings_of(form))
+    return {**translated, **{name: value for name, value in given.items() if f"--{name.replace('_', '-')}" not in own.theirs}}
+
+
+def _as_words(name: str, value: Any) -> list[str]:
+    """Return a value that Python code gives as the words of a command line."""
+    if isinstance(value, bool):
+        return [name] if value else [name + "=false"]
+    return [name, *map(str, value if isinstance(value, list | tuple) else [value])]
+
+
 def _named_values(given: Mapping[str, Any], form: type[Any], command: Command[Any]) -> dict[str, Any]:
     """The values that Python code gives, by the names of the settings."""
-    homes, other_names = settings_of(form), aliases(form, command.name)
-    values, sets = dict[str, Any](), dict[str, Any]()
+    homes, other_names, values = settings_of(form), aliases(form, command.name), dict[str, Any]()
     for key, value in given.items():
-        targets = _fields_named(key, other_names)
-        several = sum(not fixed for _, fixed in targets) > 1
-        for name, fixed in targets:
-            if fixed:
-                sets |= {name: fixed.split() if " " in fixed else fixed} if _is_on(value) else {}
-                continue
-            if name not in homes:
-                refuse_foreign(form, name, value, given)
-                known = ["async_" if field == "asynchronous" else field for field in homes]
-                raise ConfigError(key, value, "is not a setting", suggest(key, known, command.prog))
-            if several:
-                sets[name] = value
-                continue
-            if name in values:
-                first = next(other for other in given if (name, "") in _fields_named(other, other_names))
-                raise ConfigError(key, value, f"is given twice, also as {first}", "Keep one of the two.")
-            values[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return {**sets, **values}
+        name = _field_named(key, other_names)
+        if name not in homes:
+            refuse_foreign(form, name, value, given)
+            known = ["async_" if field == "asynchronous" else field for field in homes]
+            raise ConfigError(key, value, "is not a setting", suggest(key, known, command.prog))
+        if name in values:
+            first = next(other for other in given if _field_named(other, other_names) == name)
+            raise ConfigError(key, value, f"is given twice, also as {first}", "Keep one of the two.")
+        values[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return values
 
 
-def _fields_named(key: str, other_names: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """The fields that a name in Python stands for, each with the value that it sets; empty for those that take the value given."""
-    words = [word.partition("=") for word in other_names.get("--" + key.replace("_", "-"), (key,))]
+def _field_named(key: str, other_names: Mapping[str, str]) -> str:
+    """The field that a name in Python stands for."""
     # `async` is a keyword of Python, so that the name of this setting ends with an underscore there.
-    names = [(word.removeprefix("--").replace("-", "_").rstrip("_"), value) for word, _, value in words]
-    return [("asynchronous" if name == "async" else name, value) for name, value in names]
+    name = other_names.get("--" + key.replace("_", "-"), key).removeprefix("--").replace("-", "_").rstrip("_")
+    return "asynchronous" if name == "async" else name
 
 
 def answer_help(words: Sequence[str], command: Command[Any], form: type[Any]) -> None:
@@ -324,22 +325,28 @@ def completion(table: Mapping[str, Setting], command: Command[Any]) -> list[str]
     return [*(" ".join([name, *choices(setting.hint)]) for name, (setting, _) in flags.items()), *command.also, "--help"]
 
 
-def refuse_unknown(words: Sequence[str], command: Command[Any], form: type[Any]) -> None:
+def refuse_unknown(words: Sequence[str], command: Command[Any], form: type[Any], refused: Sequence[tuple[str, str]] = ()) -> None:
     """Answer every flag that is no setting with one line.
+
+    Args:
+        words: The words, with our flags in the place of those of other systems.
+        command: The command.
+        form: Its sections.
+        refused: Words of other systems that have no meaning here, each with the reason.
 
     Raises:
         ConfigError: If one is an option of an algorithm that is not chosen.
         UnknownFlagError: If there is such a word.
     """
     known = sorted(flags_of(settings_of(form), command.words))
-    unknown = []
+    unknown = list(refused)
     for word in words:
-        name = word.partition("=")[0]
+        name, _, value = word.partition("=")
         if name.startswith("--") and name not in known:
             refuse_foreign(form, name[2:].removeprefix("no-").replace("-", "_"), _typed(flag_value(words, name)), _choices(words))
             unknown.append((name, _answer(name, known, command)))
-        elif "=" in word and name.lstrip("+") in other_systems()["verl"]:
-            unknown.append((name, _answer(name.lstrip("+"), known, command)))
+        elif "=" in word and re.fullmatch(r"[+~]{0,2}\w+(\.[\w*]+)+", name) and (meant := answer(name, value, command.name)):
+            unknown.append((name, meant))
     if unknown:
         raise UnknownFlagError(command.prog, tuple(unknown))
 
@@ -354,14 +361,11 @@ def _typed(word: str | None) -> Any:
 
 def _answer(name: str, known: Sequence[str], command: Command[Any]) -> str:
     """Return one line that says what to write instead of a word that is no flag of ours."""
-    for system in ("OpenRLHF", "TRL", "verl"):
-        if answer := other_systems()[system].get(name):
-            return f"{system}; here: {answer}"
-    if meant := next((flag for flag in other_systems()["common"].get(name, ()) if flag in known), ""):
-        return f"did you mean {meant}?"
-    if became := answer_of(name[2:].removeprefix("no-").replace("-", "_")):
+    if command.name not in METHODS and name[2:].replace("-", "_") in {**settings_of(TrainConfig), **built_in_options()}:
+        return "a setting of agentrl train"
+    if became := _usual(name, known) or _earlier(name) or answer(name, "", command.name):
         return became
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     return f"did you mean {near[0]}?" if near else f"unknown; `{command.prog} --help all` lists every setting"
 
 

@@ -35,15 +35,15 @@ from agentrl.track.plan import TrackConfig
 class TuneRunConfig:
     """The length of the run, and the place of its results."""
 
-    num_steps: Annotated[CountOrZero, ResumeMayChange, Alias("--max-steps")] = 0
+    num_steps: Annotated[CountOrZero, ResumeMayChange] = 0
     """Optimizer steps to train for; 0: as many as ``--num-epochs`` gives."""
-    num_epochs: Annotated[Positive, ResumeMayChange, Alias("--max-epochs", "--num-train-epochs")] = 1.0
+    num_epochs: Annotated[Positive, ResumeMayChange] = 1.0
     """Passes over the data, where ``--num-steps`` is not given."""
     seed: CountOrZero = 0
     """Seed of the whole run: order of the data, choice of held-out rows, initialisation of new layers, dropout."""
-    run_dir: Annotated[Path | None, ResumeMayChange, Alias("--save-path", "--output-dir")] = None
+    run_dir: Annotated[Path | None, ResumeMayChange] = None
     """Directory of everything that this run writes. Default: ``runs/<method>-<date>-<time>``."""
-    save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
+    save_every: Annotated[CountOrZero, ResumeMayChange] = 0
     """Steps between two checkpoints, from which ``--resume`` continues; 0: none but that of a run which a signal ends."""
     keep_checkpoints: Annotated[Count, ResumeMayChange] = 2
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
@@ -67,14 +67,14 @@ class TuneRunConfig:
 class TuneDataConfig:
     """The rows to train and to evaluate on."""
 
-    data: Annotated[str, Alias("--dataset", "--dataset-name")] = ""
+    data: str = ""
     """JSONL, CSV, Parquet or text file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with
     commas between them. Required."""
-    data_probs: Annotated[str, Alias("--dataset-probs")] = ""
+    data_probs: str = ""
     """Proportions in which to draw from several ``--data``: ``0.7,0.3``. Empty: they are one collection."""
-    data_split: Annotated[str, Alias("--dataset-split")] = "train"
+    data_split: str = "train"
     """Split to load when ``--data`` names a Hugging Face data set, or a folder whose files are named after their splits."""
-    eval_data: Annotated[str, Alias("--eval-dataset")] = ""
+    eval_data: str = ""
     """Rows to evaluate on, in the same forms as ``--data``. Empty: ``--eval-size``."""
     eval_split: str = "test"
     """The same for ``--eval-data``."""
@@ -85,11 +85,11 @@ class TuneDataConfig:
     """Rows that cannot be used: ``stop`` with the first, which is named, or ``skip`` them; they are counted, and the first ones shown."""
     max_bad_rows: Fraction = 0.1
     """Share of the rows of a source that ``--bad-rows skip`` may skip; with more the run is refused."""
-    max_length: Annotated[int, Ge(8), Alias("--max-len")] = 1024
+    max_length: Annotated[int, Ge(8)] = 1024
     """Tokens of a row at most, prompt included."""
     overlong: Literal["drop", "cut", "split"] = "drop"
     """Rows above ``--max-length``: ``drop`` them, ``cut`` off their end, or ``split`` plain text into several rows. They are counted."""
-    prompt_key: Annotated[str, Alias("--input-key")] = "prompt"
+    prompt_key: str = "prompt"
     """Column that holds the prompt: text or a list of chat messages."""
     input_template: str = ""
     """Text around each plain-text prompt, with ``{}`` in its place; ``{{`` and ``}}`` stand for braces."""
@@ -115,7 +115,7 @@ class DialogueDataConfig(TuneDataConfig):
     """Form of the rows. ``auto``: by the columns of the first row, forms of published data sets among them; docs/tune.md lists them."""
     messages_key: str = "messages"
     """Column that holds a chat: a list of messages with role and content."""
-    completion_key: Annotated[str, Alias("--output-key")] = "completion"
+    completion_key: str = "completion"
     """Column that holds the answer to the prompt: text, or a list of one assistant message."""
     text_key: str = "text"
     """Column that holds plain text."""
@@ -153,7 +153,7 @@ class RewardDataConfig(PairsDataConfig):
 class LabelledDataConfig(PairsDataConfig):
     """The rows to train and to evaluate on: answers that are desirable or not; a pair counts as one of each."""
 
-    completion_key: Annotated[str, Alias("--output-key")] = "completion"
+    completion_key: str = "completion"
     """Column that holds the answer to the prompt: text, or a list of one assistant message."""
     label_key: str = "label"
     """Column that is true for a desirable answer."""
@@ -173,12 +173,12 @@ class StepsDataConfig(TuneDataConfig):
 class OptimConfig(ComputeConfig):
     """Batches, the optimizer, and the ways in which ranks compute a step."""
 
-    batch_size: Annotated[Count, Alias("--train-batch-size")] = 32
+    batch_size: Count = 32
     """Rows of an optimizer step, over all ranks."""
-    micro_batch_tokens: Annotated[CountOrZero, ResumeMayChange, Alias("--train-max-tokens-per-gpu", "--max-tokens-per-gpu")] = 0
+    micro_batch_tokens: Annotated[CountOrZero, ResumeMayChange] = 0
     """Tokens that go through the model at once on one rank; a longer row or pair goes alone. More take more memory; the loss is the same.
     0: 1024 on a CPU for a model from 5e7 parameters, else 8192."""
-    micro_batch_size: Annotated[CountOrZero, ResumeMayChange, Alias("--micro-train-batch-size")] = 0
+    micro_batch_size: Annotated[CountOrZero, ResumeMayChange] = 0
     """Earlier form of ``--micro-batch-tokens``: so many times ``--max-length`` tokens."""
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
@@ -200,11 +200,11 @@ class OptimConfig(ComputeConfig):
 class TuneEvalConfig:
     """Evaluation on the held-out rows during training."""
 
-    eval_every: Annotated[CountOrZero, ResumeMayChange, Alias("--eval-steps")] = 0
+    eval_every: Annotated[CountOrZero, ResumeMayChange] = 0
     """Steps between two evaluations; 0: before the first step and after the last one only."""
     keep_best: Annotated[str, ResumeMayChange] = ""
     """Figure of the evaluation, ``loss`` or ``accuracy`` for example, whose best model is kept in ``best/``. Empty: none is kept."""
-    early_stopping: Annotated[CountOrZero, ResumeMayChange, Alias("--patience", "--early-stopping-patience")] = 0
+    early_stopping: Annotated[CountOrZero, ResumeMayChange, Alias("--patience")] = 0
     """End after so many evaluations in a row without a better figure of ``--keep-best``, which is ``loss`` if none is named; 0: go on."""
 
 
@@ -228,7 +228,7 @@ class AnswersMethodConfig(MethodConfig):
 class SftMethodConfig(SftOptions, AnswersMethodConfig):
     """Supervised fine-tuning."""
 
-    packing: Annotated[bool, Alias("--packing-samples")] = False
+    packing: bool = False
     """Unnecessary: rows always follow each other without padding where the model allows it."""
 
 
@@ -256,7 +256,7 @@ class ProcessMethodConfig(StepsMethodConfig):
 class ReferenceMethodConfig(MethodConfig):
     """Training against a reference model."""
 
-    reference: Annotated[str, Alias("--ref-pretrain")] = ""
+    reference: str = ""
     """Reference model. Empty: the model as it is before training."""
 
 
@@ -279,7 +279,7 @@ class OrpoMethodConfig(OrpoOptions, MethodConfig):
 class TeacherMethodConfig(AnswersMethodConfig):
     """Training on the distribution of a teacher."""
 
-    teacher: Annotated[str, Alias("--teacher-model")] = ""
+    teacher: str = ""
     """Model whose distribution is learned, with the same tokens as ``--model``. Required."""
 
 

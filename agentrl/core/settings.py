@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -33,17 +33,15 @@ class UserFile:
 
 
 class Alias:
-    """Further flags for a setting, names of other systems mostly; one that names several settings sets all of them.
+    """Further flags for a setting; one that names several settings sets all of them. Names of other systems stand in ``other_systems``.
 
     Attributes:
         flags: The flags.
         command: The command that has them; empty: every command with the setting.
-        value: Value that they stand for, if they take none.
-        sets: Other settings by name, with the values that make the flag mean what it does elsewhere; a value of 0 sets none of them.
     """
 
-    def __init__(self, *flags: str, command: str = "", value: str = "", sets: Mapping[str, str] | None = None) -> None:
-        self.flags, self.command, self.value, self.sets = flags, command, value, sets or {}
+    def __init__(self, *flags: str, command: str = "") -> None:
+        self.flags, self.command = flags, command
 
 
 def flag(name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from agentrl.core.named_args import parse_named_args
-from agentrl.core.settings import Alias, Count, CountOrZero, Positive, ResumeMayChange, Share, UserFile
+from agentrl.core.settings import Count, CountOrZero, Positive, ResumeMayChange, Share, UserFile
 from agentrl.engine.engine_args import workers_per_engine
 from agentrl.engine.facts import AUTO, ENGINES, OWN, EngineFacts, installed_engine
 from agentrl.weights.plan import WeightsConfig
@@ -19,9 +19,9 @@ class EngineConfig:
     engine: Annotated[str, UserFile] = "auto"
     """Software that samples: ``vllm``, ``transformers``, which is for small models and single devices, or a class of your own,
     ``file.py:Name``. ``auto``: vLLM if it is installed, else transformers; training takes transformers for a tiny model on a CPU."""
-    num_engines: Annotated[Count, ResumeMayChange, Alias("--vllm-num-engines")] = 1
+    num_engines: Annotated[Count, ResumeMayChange] = 1
     """Inference engines; a group runs on the least loaded one."""
-    tensor_parallel_size: Annotated[Count, Alias("--vllm-tensor-parallel-size")] = 1
+    tensor_parallel_size: Count = 1
     """GPUs per engine; on a CPU processes."""
     engine_args: tuple[str, ...] = ()
     """Further arguments of vLLM's, as ``name=value`` with JSON values: ``kv_cache_dtype=fp8 pipeline_parallel_size=2``."""
@@ -36,7 +36,7 @@ class EngineConfig:
     """Sequences an engine decodes at once."""
     kv_cache_gib: Annotated[Positive, ResumeMayChange] = 0.25
     """Memory for the KV cache of a CPU engine, and of an engine of transformers on any device, GiB."""
-    gpu_memory_utilization: Annotated[Share | None, ResumeMayChange, Alias("--vllm-gpu-memory-utilization")] = None
+    gpu_memory_utilization: Annotated[Share | None, ResumeMayChange] = None
     """Share of GPU memory an engine may take. Unset: 0.9; with ``--colocate`` what ``--learner-memory-gib`` leaves."""
     engine_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
     """Replace an engine that is busy for this many seconds and finishes no request."""

@@ -23,14 +23,14 @@ ANSWER = "answer:"
 class DataConfig:
     """The tasks to train and to evaluate on."""
 
-    prompts: Annotated[str, Alias("--prompt-data", "--dataset-name")] = ""
+    prompts: str = ""
     """JSONL, CSV or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
     between them. Empty: the environment's own ``tasks()``."""
-    prompt_probs: Annotated[str, Alias("--prompt-data-probs")] = ""
+    prompt_probs: str = ""
     """Proportions in which to draw from several ``--prompts``: ``0.7,0.3``. Empty: they are one collection."""
     prompt_split: str = "train"
     """Split to load when ``--prompts`` names a Hugging Face data set, or a folder whose files are named after their splits."""
-    eval_prompts: Annotated[str, Alias("--eval-dataset")] = ""
+    eval_prompts: str = ""
     """Tasks to evaluate on, in the same forms as ``--prompts``. Empty: the environment's own ``eval_tasks()``, else ``--eval-size``."""
     eval_split: str = "test"
     """The same for ``--eval-prompts``."""

@@ -15,7 +15,7 @@ class EvalConfig:
     ``eval_tasks()`` or ``--eval-size``.
     """
 
-    eval_samples: Annotated[Count, ResumeMayChange, Alias("--eval-n-samples-per-prompt", "--n-samples-per-prompt")] = 4
+    eval_samples: Annotated[Count, ResumeMayChange, Alias("--n-samples-per-prompt")] = 4
     """Episodes per task; pass@k is estimated for k up to this."""
     eval_temperature: Annotated[TemperatureOrZero | None, ResumeMayChange, Alias("--temperature")] = None
     """Sampling temperature of evaluations, at most 2; 0 takes the most likely token each time. Unset: ``--temperature``."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, ResumeMayChange, Share, UserFile
+from agentrl.core.settings import Count, CountOrZero, Fraction, NonNegative, ResumeMayChange, Share, UserFile
 
 TASK_RULES = ("epochs", "curriculum", "failures", "learnability")
 """Values of ``--task-sampling``, beside ``curriculum:KEY``."""
@@ -42,13 +42,13 @@ def branch_entropy(at: str) -> float:
 class TrainingConfig:
     """Length, checkpoints, evaluations, and place of a run."""
 
-    num_steps: Annotated[Count, ResumeMayChange, Alias("--max-steps")] = 50
+    num_steps: Annotated[Count, ResumeMayChange] = 50
     """Optimizer steps to train for."""
-    run_dir: Annotated[Path | None, ResumeMayChange, Alias("--output-dir")] = None
+    run_dir: Annotated[Path | None, ResumeMayChange] = None
     """Directory of everything that this run writes. Default: ``runs/<environment>-<date>-<time>``."""
-    save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
+    save_every: Annotated[CountOrZero, ResumeMayChange] = 0
     """Steps between checkpoints, for ``--resume``; the last step gets one too. 0: none."""
-    keep_checkpoints: Annotated[Count, ResumeMayChange, Alias("--save-total-limit", "--max-ckpt-num")] = 2
+    keep_checkpoints: Annotated[Count, ResumeMayChange] = 2
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
     checkpoint_upload: Annotated[str, ResumeMayChange] = ""
     """Folder for copies of complete checkpoints, made while the run goes on: an address (``s3://bucket/run``, ``gs://``, ``az://``) or a
@@ -70,7 +70,7 @@ class TrainingConfig:
     audit_every: Annotated[CountOrZero, ResumeMayChange] = 100
     """Steps between two audits, the first step among them: one row of the batch is computed again, alone, in float32 with eager attention,
     and compared with what the learner made of it (``audit/...``). 0: none."""
-    eval_every: Annotated[CountOrZero, ResumeMayChange, Alias("--eval-steps")] = 0
+    eval_every: Annotated[CountOrZero, ResumeMayChange] = 0
     """Steps between two evaluations during training; the last step gets one too. 0: none."""
     eval_at_start: Annotated[bool, ResumeMayChange] = False
     """Evaluate once before the first step as well."""
@@ -95,24 +95,20 @@ class TrainingConfig:
 class FlowConfig:
     """Overlap, filtering of groups, reaction to failures."""
 
-    groups_per_step: Annotated[Count, Alias("--rollout-batch-size")] = 16
+    groups_per_step: Count = 16
     """Groups that make one optimizer step."""
-    asynchronous: Annotated[bool, Alias("--async-train")] = False
+    asynchronous: bool = False
     """Generate while training; short for ``--max-staleness 1``."""
-    max_staleness: Annotated[Annotated[int, Ge(0), Le(64)] | None, Alias("--async-queue-size")] = None
+    max_staleness: Annotated[int, Ge(0), Le(64)] | None = None
     """Optimizer steps a trained token may be older than the weights it trains; 0 is synchronous training."""
     task_sampling: str = "epochs"
     """Order of drawing tasks: ``epochs`` in an order of the seed; by the pass rate seen so far, ``curriculum`` (each task once, the easiest
     first; those of the same rate by the number under a key of their metadata, the smallest first, with ``curriculum:KEY``), or at random in
     proportion to 1 - rate (``failures``) or rate x (1 - rate) (``learnability``)."""
-    flat_groups: Annotated[
-        Literal["train", "drop", "resample"],
-        Alias("--dynamic-filtering", value="resample", sets={"score_range": "0 1"}),
-        Alias("--no-dynamic-filtering", value="train"),
-    ] = "train"
+    flat_groups: Literal["train", "drop", "resample"] = "train"
     """Groups of which the estimator learns nothing, as those of equal rewards with most. ``train``: they are in the batch like others;
     ``drop``: left out, so that the step trains on fewer; ``resample``: other tasks are played in their place (dynamic sampling)."""
-    score_range: Annotated[tuple[float, float] | None, Alias("--dynamic-filtering-range", "--dynamic-filtering-reward-range")] = None
+    score_range: tuple[float, float] | None = None
     """Open interval: groups whose mean score lies outside are treated as flat ones; 0 1 for groups that all solved or all failed."""
     group_filter: Annotated[str, UserFile] = ""
     """Function of your own, ``file.py:name``, that says which groups are trained, in place of the estimator; other tasks are played for

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
+from agentrl.core.settings import Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
 from agentrl.learner.backends import DEEPSPEED, BackendName, facts_of_backend
 from agentrl.learner.optimizer_table import BETAS, OPTIMIZERS, OptimizerName
 
@@ -16,7 +16,7 @@ from agentrl.learner.optimizer_table import BETAS, OPTIMIZERS, OptimizerName
 class ComputeConfig:
     """The optimizer, and the ways in which ranks compute a step: the same in reinforcement learning and on given rows."""
 
-    lr_warmup_steps: Annotated[CountOrZero, Alias("--warmup-steps")] = 0
+    lr_warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises to its peak, in the first of them to a share of 1 / N."""
     min_lr_ratio: Fraction = 0.0
     """Learning rate behind the last step of ``linear`` and ``cosine``, as a share of the peak."""
@@ -24,11 +24,11 @@ class ComputeConfig:
     """``muon``: torch's for the matrices of layers, AdamW for embeddings, output layer and vectors; ``adafactor``: torch's, whose update is
     the learning rate times the size of a parameter (root mean square). Both need ``--zero-stage 0``. ``adamw_8bit``: that of bitsandbytes,
     which keeps its state in 8 bits (``pip install 'agentrl[qlora]'``)."""
-    weight_decay: Annotated[NonNegative, Alias("--l2")] = 0.0
+    weight_decay: NonNegative = 0.0
     """Weight decay of matrices; vectors do not decay."""
     adam_betas: tuple[Fraction, Fraction] = BETAS
     """Decay rates of AdamW's two moments."""
-    max_grad_norm: Annotated[Positive, Alias("--max-norm")] = 1.0
+    max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
     ema_decay: Annotated[float, Ge(0), Lt(1)] | None = None
     """Keep an exponential moving average of the weights with this decay and save it beside the model; typically 0.99."""
@@ -66,7 +66,7 @@ class LearnerConfig(ComputeConfig):
 
     learner_backend: Annotated[BackendName, ResumeMayChange] = DEEPSPEED
     """Library that trains: ``deepspeed``; ``torch``: PyTorch alone, on one rank in float32, which starts without DeepSpeed."""
-    num_learners: Annotated[Count, ResumeMayChange, Alias("--actor-num-gpus-per-node")] = 1
+    num_learners: Annotated[Count, ResumeMayChange] = 1
     """Data-parallel learner ranks."""
     zero_stage: Annotated[int, Ge(0), Le(3), ResumeMayChange] = 2
     """DeepSpeed ZeRO stage, 0 to 3; in bfloat16 0 means 1, which sums the gradients of micro-batches in float32. By optimizer: 0 for
@@ -74,12 +74,12 @@ class LearnerConfig(ComputeConfig):
     learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU; float32 for ``--optimizer muon`` and ``adafactor``, and
     with ``--learner-backend torch``."""
-    learning_rate: Annotated[Positive, Alias("--actor-learning-rate")] = 5e-4
+    learning_rate: Positive = 5e-4
     """Peak learning rate of the policy. By model, unless given: 1e-5 from 5e7 parameters, 1e-6 from 5e8; ten times as much with
     ``--lora-rank``, 2e-3 beside the bundled model."""
-    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], Alias("--lr-scheduler-type")] = "constant"
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up; ``linear`` and ``cosine`` end behind the last step, as in transformers."""
-    micro_batch_tokens: Annotated[Count, ResumeMayChange, Alias("--train-max-tokens-per-gpu", "--max-tokens-per-gpu")] = 16384
+    micro_batch_tokens: Annotated[Count, ResumeMayChange] = 16384
     """Tokens, padding included, that go through the model at once on one rank. By model, unless given: 8192 from 2e10 parameters."""
     gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time. By model, unless given: on from 5e8 parameters."""
@@ -108,11 +108,11 @@ ALL_LINEAR = "all-linear"
 class LoraConfig:
     """Low-rank adapters. The model stays as it is, and small matrices beside its layers are trained."""
 
-    lora_rank: Annotated[CountOrZero, Alias("--lora-r")] = 0
+    lora_rank: CountOrZero = 0
     """Rank of the matrices that are trained beside each layer, typically 8 to 64; 0 trains the model itself."""
     lora_alpha: Count = 32
     """The product of the two matrices of a layer is scaled by this over ``--lora-rank``."""
-    lora_target_modules: Annotated[str, Alias("--target-modules")] = ALL_LINEAR
+    lora_target_modules: str = ALL_LINEAR
     """Layers with an adapter: names or their ends with commas between them, ``q_proj,v_proj``; ``all-linear``: all but the output layer."""
     lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of each adapter's inputs that a step leaves out, the same ones for all tokens and passes of the step."""

@@ -52,7 +52,8 @@ class TuneCommand(Command[TuneConfig]):
 
 
 @cache
-def _command(name: str) -> TuneCommand:
+def command_of(name: str) -> TuneCommand:
+    """Return the command of a method."""
     return TuneCommand(METHODS[name])
 
 
@@ -175,7 +176,7 @@ def load(method: Method, words: Sequence[str]) -> TunePlan:
     """
     saved = saved_settings(flag_value(words, "--resume") or "") if flag_value(words, "--config") is None else None
     settings = [word for word in words if word != ACCEPT]
-    return replace(TunePlan.of(method, read_flags(_command(method.command), settings, saved)), accepts_changes=ACCEPT in words)
+    return replace(TunePlan.of(method, read_flags(command_of(method.command), settings, saved)), accepts_changes=ACCEPT in words)
 
 
 def load_given(method: Method, given: Mapping[str, Any]) -> TunePlan:
@@ -185,7 +186,7 @@ def load_given(method: Method, given: Mapping[str, Any]) -> TunePlan:
         ConfigError: If one is unknown, out of range or contradicts another.
     """
     saved = saved_settings(str(given.get("resume", ""))) if "config" not in given else None
-    return TunePlan.of(method, read_given(_command(method.command), given, saved))
+    return TunePlan.of(method, read_given(command_of(method.command), given, saved))
 
 
 def saved_settings(resume: str) -> Path | None:

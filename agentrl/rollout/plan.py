@@ -17,7 +17,7 @@ class RolloutConfig:
 
     max_turns: Count = 8
     """Turns of an episode at most; then it is truncated."""
-    max_new_tokens: Annotated[Count, Alias("--max-completion-length", "--generate-max-len")] = 128
+    max_new_tokens: Count = 128
     """Tokens sampled in one turn at most. By model, unless given: 1024 from 5e8 parameters."""
     max_episode_tokens: CountOrZero = 0
     """Tokens of a whole episode at most, prompt and observations included; 0: the context length."""
@@ -54,7 +54,7 @@ class RolloutConfig:
 class SamplingConfig:
     """Attempts at a task, and their sampling temperature."""
 
-    n_samples_per_prompt: Annotated[Count, Alias("--num-generations")] = 8
+    n_samples_per_prompt: Count = 8
     """Episodes per task; a group estimator needs at least 2."""
     temperature: Temperature = 1.0
     """Sampling temperature, from 0.01 to 2; log-probabilities are those of the tempered distribution."""
@@ -93,7 +93,7 @@ class EndpointConfig:
 class ModelConfig:
     """The model to train."""
 
-    model: Annotated[str, Alias("--pretrain", "--model-name-or-path")] = ""
+    model: str = ""
     """Hugging Face directory or hub name. Empty: the tiny chat model that ships with agentrl; ``tiny-vision``: that which reads images."""
     trust_remote_code: bool = False
     """Allow the model's own Python code to run."""
@@ -113,7 +113,7 @@ class ModelConfig:
 class RewardConfig:
     """Rewards from trained models."""
 
-    reward_model: Annotated[tuple[str, ...], Alias("--reward-pretrain")] = ()
+    reward_model: tuple[str, ...] = ()
     """Models that judge episodes, Hugging Face directories or hub names: sequence classifiers with one output, which score the whole
     episode, or process reward models, which score each turn. Their rewards are added to the environment's."""
     reward_model_weights: tuple[float, ...] = ()
@@ -146,11 +146,11 @@ class RewardConfig:
 class PenaltyConfig:
     """Rewards of episodes that are too long."""
 
-    overlong_buffer: Annotated[CountOrZero, Alias("--overlong-buffer-len")] = 0
+    overlong_buffer: CountOrZero = 0
     """Tokens before ``--max-new-tokens`` over which a turn's penalty for length grows to ``--overlong-penalty`` (DAPO); 0: no penalty."""
-    overlong_penalty: Annotated[NonNegative, Alias("--overlong-penalty-factor")] = 1.0
+    overlong_penalty: NonNegative = 1.0
     """Reward taken away from a turn that uses up all of ``--max-new-tokens``, if ``--overlong-buffer`` is set."""
-    stop_properly_penalty: Annotated[float | None, Alias("--stop-properly-penalty-coef")] = None
+    stop_properly_penalty: float | None = None
     """For an episode cut by a token limit: at least 0 multiplies its reward, below 0 replaces it. Scores do not change."""
 
     @property

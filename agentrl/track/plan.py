@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from agentrl.core.recording import RecordBudget
-from agentrl.core.settings import Alias, Positive, ResumeMayChange, UserFile
+from agentrl.core.settings import Positive, ResumeMayChange, UserFile
 
 Record = Literal["none", "sample", "all"]
 RunRecord: TypeAlias = Literal["none", "sample", "all"] | Positive
@@ -35,7 +35,7 @@ def num_recorded(record: RunRecord, episodes: int) -> int:
 class TrackConfig:
     """Records and metrics of a run."""
 
-    tensorboard: Annotated[bool, ResumeMayChange, Alias("--use-tensorboard")] = True
+    tensorboard: Annotated[bool, ResumeMayChange] = True
     """Write TensorBoard event files."""
     sink: Annotated[tuple[str, ...], ResumeMayChange, UserFile] = ()
     """Further sinks of metrics; may be given several times: ``wandb:PROJECT`` of Weights & Biases (``pip install wandb``),

@@ -11,7 +11,7 @@ from annotated_types import Ge, Lt
 
 from agentrl.algo.facts import objective
 from agentrl.algo.row_losses import RowLosses, RowScores, StepRows, pairs, preference_metrics
-from agentrl.core.settings import Alias, Positive
+from agentrl.core.settings import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ SORTED = ("aot", "aot_unpaired")
 class DpoOptions:
     """Options of `dpo`."""
 
-    loss: Annotated[DpoLoss, Alias("--loss-type")] = "sigmoid"
+    loss: DpoLoss = "sigmoid"
     """Loss of a pair. ``cdpo`` assumes that a share ``--label-smoothing`` of the labels is wrong; ``ipo`` takes log-ratios per token,
     ``ipo_sum`` sums them; the others are TRL's. Or a function of your own, ``file.py:name``."""
     beta: Positive = 0.1

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from agentrl.algo.facts import objective
 from agentrl.algo.row_losses import RowLosses, RowScores
-from agentrl.core.settings import Alias
 
 
 @dataclass(frozen=True, kw_only=True)
 class SftOptions:
     """Options of `sft`."""
 
-    loss: Annotated[Literal["nll", "dft"], Alias("--loss-type")] = "nll"
+    loss: Literal["nll", "dft"] = "nll"
     """``nll``: negative log-likelihood; ``dft``: each token's weighted by its probability (dynamic fine-tuning, arXiv:2508.05629).
     Or a function of your own, ``file.py:name``."""
 

@@ -69,7 +69,6 @@ def test_unknown_names_get_the_nearest() -> None:
     assert message(train_settings, AGENT, {"max_stalenes": 1}) == "max_stalenes = 1: is not a setting. Did you mean `max_staleness`?"
     assert "Did you mean `async_`?" in message(train_settings, AGENT, {"asyncc": True})
     assert "`agentrl eval --help all` lists every setting" in message(eval_settings, AGENT, {"zzz": 1})
-    assert "is given twice, also as learning_rate" in message(train_settings, AGENT, {"learning_rate": 1, "actor_learning_rate": 1})
     assert "Did you mean `episodes`?" in message(lambda: agentrl.check(AGENT, episode=1))
     assert "--episodes" in message(lambda: agentrl.check(AGENT, episodes=0))
 

@@ -19,6 +19,7 @@ REQUIRED = {
     "replay": "RUN",
     "scale": "RUN",
     "serve-reward-model": "MODEL",
+    "translate": "SOURCE",
 }
 WORDS = {
     "train": "[ENV]",
@@ -36,7 +37,7 @@ WORDS = {
     "replay": "RUN [EPISODE ...]",
     "export": "RUN [OUT]",
     "get-model": "NAME [OUT]",
-    **{name: word for name, word in REQUIRED.items() if name in ("new", "profile", "scale", "serve-reward-model")},
+    **{name: word for name, word in REQUIRED.items() if name in ("new", "profile", "scale", "serve-reward-model", "translate")},
 }
 ENTRY = re.compile(r"^  (--[a-z][\w-]*)(?: .*)?$", re.MULTILINE)
 

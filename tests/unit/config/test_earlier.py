@@ -17,8 +17,17 @@ from agentrl.core.settings import flag
 from agentrl.resolve.commands import load_config
 
 AGENT = ["--agent", "module:Name"]
-TAKEN = {"dynamic_filtering", "dynamic_filtering_range"}
-"""Settings whose flags are still taken."""
+TAKEN = {
+    "adam_beta2",
+    "deepcompile",
+    "dynamic_filtering",
+    "dynamic_filtering_range",
+    "enforce_eager",
+    "use_dora",
+    "use_rslora",
+    "wandb_project",
+}
+"""Settings whose flags are still taken, as words of another system."""
 OLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offload": ({"optimizer_offload": True, "reference_offload": False, "ema_offload": True}, {"offload": ["optimizer", "ema"]}),
     "checks": ({"check_env": False, "certify": True, "check_memory": False}, {"skip_checks": ["env", "memory"]}),

@@ -47,7 +47,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tests", "envs"):
         (root / name).symlink_to(ROOT / name)
     file = root / "agentrl" / "flow" / "plan.py"
-    file.write_text(file.read_text().replace("    oversample:", f"{FIELD}{LOOSE}    oversample:"))
+    text = file.read_text().replace("    oversample:", f"{FIELD}{LOOSE}    oversample:")
+    file.write_text(text.replace("settings import Count", "settings import Alias, Count"))
     return root
 
 

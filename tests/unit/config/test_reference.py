@@ -46,7 +46,7 @@ def test_every_section_and_alias_is_there():
     page = render()
     for section in dataclasses.fields(TrainConfig):
         assert f"\n## {section.name}\n" in page
-    assert "Also: `--epsilon`, `--eps-clip`." in page
+    assert "Also: `--reward`." in page
     assert "| `--async`, `--no-async` | on or off | off |" in page
 
 

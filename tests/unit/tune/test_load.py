@@ -143,7 +143,7 @@ def test_an_adapter_is_no_model(tmp_path: Path):
 def test_settings_given_in_python():
     config: Any = load_given(DPO, {"data": DATA, "run_dir": Path("runs/x"), "beta": 0.5}).settings
     assert (config.run.run_dir, config.method.beta) == (Path.cwd() / "runs/x", 0.5)
-    with pytest.raises(ConfigError, match="push_to_hub = 'me/model': is not a setting"):
+    with pytest.raises(ConfigError, match="--push-to-hub  TRL; not here: push the folder RUN_DIR/model"):
         load_given(DPO, {"data": DATA, "push_to_hub": "me/model"})
     with pytest.raises(ConfigError, match="Did you mean `beta`"):
         load_given(DPO, {"data": DATA, "betas": 0.5})
@@ -170,7 +170,7 @@ def test_tokens_of_a_micro_batch_follow_from_model_and_device(
 
 
 def test_earlier_words_are_taken_and_what_they_mean_now_is_said():
-    plan = load(METHODS["sft"], ["--data", DATA, "--micro-train-batch-size", "2", "--max-len", "60", "--packing-samples"])
+    plan = load(METHODS["sft"], ["--data", DATA, "--micro-train-batch-size", "2", "--max-len", "60", "--packing"])
     assert plan.learner.micro_batch_tokens == 120
     meaning = "--micro-batch-size 2 is --micro-batch-tokens 120 now: so many times --max-length"
     assert plan.notes == (meaning, "--packing is unnecessary: rows always follow each other without padding where the model allows it")
