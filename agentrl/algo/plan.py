@@ -84,7 +84,7 @@ class AlgoSettings:
     """KL divergence per token to hold by adapting the coefficient; unset keeps the coefficient fixed."""
     ref_reset_every: CountOrZero = 0
     """Steps after which the reference model becomes the current policy, again and again; 0: never."""
-    off_policy: Annotated[str, Alias("--vllm-is-correction-type"), UserFile] = "tis"
+    off_policy: Annotated[str, Alias("--vllm-is-correction-type", sets={"off_policy_range": "0.5 5"}), UserFile] = "tis"
     """Correction for tokens sampled by older weights: ``tis``, ``seq-tis``, ``icepop``, ``seq-mask-tis``, ``decoupled``, ``opsm``,
     ``m2po``, ``none``, each a preset that its options may change, or a function of your own, ``file.py:name``."""
     old_logprobs: Literal["recomputed", "behaviour", "interpolated"] = "recomputed"
