@@ -57,7 +57,9 @@ def test_values_of_cuts_are_told_apart_from_those_of_tokens() -> None:
 
 def reread(trajectory: Trajectory) -> Trajectory:
     """The trajectory that a line of ``trajectories.jsonl`` describes."""
-    line = json.loads(json.dumps(trajectory_record(GroupRequest(group_id=0, task=Task("x"), n_samples_per_prompt=3, version=0), trajectory)))
+    line = json.loads(
+        json.dumps(trajectory_record(GroupRequest(group_id=0, task=Task("x"), n_samples_per_prompt=3, version=0), trajectory))
+    )
     turns = tuple(map(recorded_turn, line["turns"]))
     unread = recorded_turn(line["unread"]) if "unread" in line else None
     return replace(trajectory, turns=turns, unread=unread, status=Status(line["status"]), reward=line["reward"])
