@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from agentrl.core.errors import TooManyFailuresError, WeightSyncError
@@ -26,9 +28,14 @@ class Pool:
 
     def __init__(self, members: Callable[[int], Sequence[MemberSummary]], versions: tuple[int, int] | None = (4, 4)) -> None:
         self.members, self.versions, self.asked = members, versions, list[GroupRequest]()
+        self.playing = self.most = 0
 
     async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, None]:
         self.asked.append(group_request)
+        self.playing += 1
+        self.most = max(self.most, self.playing)
+        await anyio.sleep(0.01 * (3 - group_request.group_id))  # the first to begin is the last to end
+        self.playing -= 1
         members = tuple(self.members(group_request.group_id))
         return GroupSummary(group_id=group_request.group_id, members=members, versions=self.versions, seconds=1.0), None
 
@@ -105,13 +112,22 @@ def test_failures_are_a_share_of_all_episodes(failed: int, fails: bool) -> None:
 @pytest.mark.anyio
 async def test_figures_are_filed_under_the_step_whose_weights_were_played(tmp_path: Path) -> None:
     observer = Recorder()
-    pool: Any = Pool(lambda number: [member(float(number))] * 2)
+    pool: Any = Pool(lambda number: [member(number / 2)] * 2)
     evaluations = Evaluations(pool, TASKS, PLAN, every=2, num_steps=5, observer=observer, run_dir=tmp_path)
     assert [step for step in range(8) if evaluations.due(step)] == [0, 2, 4, 5, 6]
     found = await evaluations.evaluate(4)
-    assert (found["eval/step"], found["eval/reward"], found["eval/tasks"]) == (4.0, 1.0, 3.0)
+    assert (found["eval/step"], found["eval/reward"], found["eval/tasks"]) == (4.0, 0.5, 3.0)
     assert found["eval/pass@1"] == pytest.approx(2 / 3)
     assert 0.0 <= found["eval/seconds"] < 5.0
     row = json.loads((tmp_path / "evaluations.jsonl").read_text())
-    assert (row["step"], row["by_task"]["c"]["reward"]) == (4, 2.0)
+    assert (row["step"], row["by_task"]["c"]["reward"]) == (4, 1.0)
     assert all(each.eval_sampling.name == "eval-4" for each in pool.asked)
+
+
+@pytest.mark.anyio
+async def test_engines_of_their_own_play_as_many_tasks_as_they_have_room_for() -> None:
+    shared, own = (Pool(lambda number: [member()] * 2) for _ in range(2))
+    evaluations = Evaluations(shared, TASKS, replace(PLAN, max_num_seqs=1), every=1, num_steps=5, observer=Recorder())  # type: ignore[arg-type]
+    await evaluations.evaluate(4)
+    await evaluations.on(own, 6).evaluate(4)  # type: ignore[arg-type]
+    assert (shared.most, own.most) == (1, 3)
