@@ -11,13 +11,23 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl.core.errors import TooManyFailuresError, WeightSyncError
+from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest, Status, Task, derive_seed
 from agentrl.evaluation.assessment import TaskOutcome
-from agentrl.evaluation.evaluations import EvalPlan, Evaluations, check_failures, evaluate, kind_of, outcome_of
+from agentrl.evaluation.evaluations import (
+    EvalPlan,
+    Evaluations,
+    check_failures,
+    check_kept_kind,
+    evaluate,
+    kind_of,
+    open_evaluations,
+    outcome_of,
+)
 from agentrl.evaluation.plan import EvalConfig
-from tests.unit.flow.fakes import Recorder, member
+from agentrl.flow.plan import TrainingConfig
+from tests.unit.flow.fakes import Recorder, flow_of, member
 
 TASKS = [Task("p", id=name, position=place) for place, name in enumerate("abc")]
 PLAN = EvalPlan(eval=EvalConfig(eval_samples=2, eval_temperature=0.5, eval_pass_score=0.5), seed=9, num_engines=2, max_num_seqs=6)
@@ -131,3 +141,20 @@ async def test_engines_of_their_own_play_as_many_tasks_as_they_have_room_for() -
     await evaluations.evaluate(4)
     await evaluations.on(own, 6).evaluate(4)  # type: ignore[arg-type]
     assert (shared.most, own.most) == (1, 3)
+
+
+@pytest.mark.parametrize(("tasks", "due"), [([], []), (TASKS, [2, 4, 5])])
+def test_without_tasks_no_evaluation_is_ever_due(tasks: list[Task], due: list[int]) -> None:
+    pool: Any = Pool(lambda number: [])
+    run = flow_of(eval_every=2, num_steps=5)
+    opened = open_evaluations(PLAN, run, tasks, pool, pool, Recorder(), resumed=False)
+    assert [step for step in range(1, 6) if opened.due(step)] == due
+
+
+def test_a_kind_of_all_tasks_has_no_figure_of_its_own() -> None:
+    easy, hard = (Task("p", metadata={"kind": kind}) for kind in ("easy", "hard"))
+    kept = TrainingConfig(keep_best="eval/score/easy")
+    check_kept_kind([easy, hard], kept, "")
+    for tasks, remedy in (([easy, easy], "All tasks are of one kind"), ([hard, Task("p")], "Its kinds are hard, other")):
+        with pytest.raises(ConfigError, match=remedy):
+            check_kept_kind(tasks, kept, "")

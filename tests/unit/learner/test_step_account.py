@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.core.errors import NonFiniteError
 from agentrl.core.metrics import MetricSums
+from agentrl.learner.engine import TrainEngine
 from agentrl.learner.step import TrainingStep
 
 
@@ -87,3 +89,22 @@ def test_ranks_that_run_the_same_rows_count_once(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(own, "lay_out", lambda *given, **named: [])
         found.append(own.train(Told()).result().get("loss"))  # type: ignore[arg-type]
     assert found == [1.0, None, 1.0, None]
+
+
+def engine(*norms: float | None) -> TrainEngine:
+    """Return an engine whose gradients have these norms."""
+    left, unused = list(norms), dict.fromkeys(TrainEngine.__abstractmethods__)
+    own = {"optimizer": SimpleNamespace(param_groups=[{}]), "_apply": lambda self: left.pop(0)}
+    kind: Any = type("Scripted", (TrainEngine,), {**unused, **own})
+    made: TrainEngine = kind(None, None)
+    return made
+
+
+def test_a_run_ends_after_three_skipped_updates_in_a_row() -> None:
+    lucky = engine(None, None, 1.0, None, None, 2.0)
+    assert [lucky.update(0.5) for _ in range(6)] == [None, None, 1.0, None, None, 2.0]
+    assert lucky.optimizer.param_groups == [{"lr": 0.5}]
+    unlucky = engine(1.0, None, None, None)
+    assert [unlucky.update(0.5) for _ in range(3)] == [1.0, None, None]
+    with pytest.raises(NonFiniteError, match="3 updates in a row"):
+        unlucky.update(0.5)
