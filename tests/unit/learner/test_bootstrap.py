@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.algo.plan import bootstraps
-from agentrl.core.types import Group, GroupRequest, Status, Task, Trajectory
+from agentrl.core.types import FinishReason, Group, GroupRequest, Status, Task, Trajectory
 from agentrl.learner.batch import collate
 from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.layout import Layout
@@ -38,6 +38,16 @@ def test_rows_of_episodes_that_were_cut_go_on_to_the_state_of_the_cut() -> None:
     assert longer.episode.tolist() == [e for row, e in enumerate(batch.row_episode.tolist()) for _ in longer.rows[row].action_positions]
     ended = collate(make_groups(3, 3, seed=4))
     assert with_cuts(ended) is ended
+
+
+def test_an_episode_that_ended_on_a_turn_cut_by_length_has_no_bootstrap() -> None:
+    def at_length(trajectory: Trajectory) -> Trajectory:
+        *before, last = trajectory.turns
+        return replace(trajectory, turns=(*before, replace(last, finish_reason=FinishReason.LENGTH)))
+
+    groups = [replace(group, trajectories=tuple(map(at_length, group.trajectories))) for group in make_groups(3, 3, seed=4)]
+    assert all(each.cut_short for group in groups for each in group.trajectories)
+    assert collate(groups).cuts == ()
 
 
 def test_values_of_cuts_are_told_apart_from_those_of_tokens() -> None:
