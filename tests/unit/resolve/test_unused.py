@@ -302,3 +302,9 @@ def test_a_run_that_goes_on_keeps_settings_without_effect(tmp_path: Path) -> Non
 def test_defaults_of_a_model_are_nobodys_word() -> None:
     steps = checked_steps(read_train((*CALCULATOR, "--model", "nobody/has-this-model")))
     assert steps.settings.learner.critic_learning_rate == 1e-5
+
+
+def test_a_default_that_is_written_out_is_accepted() -> None:
+    checked_steps(read_train((*CALCULATOR, "--value-clip", "0.2", "--kl-estimator", "k1", "--lr-warmup-steps", "50")))
+    of_model = ("--model", "nobody/has-this-model", "--critic-learning-rate", "1e-5")
+    checked_steps(read_train((*CALCULATOR, *of_model)))
