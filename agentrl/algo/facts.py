@@ -63,6 +63,7 @@ class LossFacts:
 
     options: type[Any] = LossOptions
     single_update: bool = False
+    several_updates: bool = False
     selects: Callable[..., Any] | None = None
 
 
@@ -183,6 +184,7 @@ def policy_loss(
     *,
     options: type[Any] | None = ...,
     single_update: bool = ...,
+    several_updates: bool = ...,
     clip: tuple[float, float] | None = ...,
     selects: Callable[..., Any] | None = ...,
 ) -> Callable[[F], F]: ...
@@ -192,6 +194,7 @@ def policy_loss(
     *,
     options: type[Any] | None = None,
     single_update: bool = False,
+    several_updates: bool = False,
     clip: tuple[float, float] | None = (0.2, 0.2),
     selects: Callable[..., Any] | None = None,
 ) -> Any:
@@ -204,6 +207,7 @@ def policy_loss(
         options: Class of its options, a frozen dataclass; by default `LossOptions`, the two bounds of the ratio. Flags of other losses are
             refused.
         single_update: It has no ratio of new to old policy, and is right for one update per batch only.
+        several_updates: It changes nothing in the first update of a batch, and is refused with one update per batch.
         clip: Without `options`: the defaults of ``options.eps_clip_low`` and ``options.eps_clip_high``; `None` if it reads neither.
         selects: A function of (`LossInputs`, options) that marks tokens of the whole batch before the first update, in a bool tensor.
             The loss finds them in ``inputs.selected``.
@@ -211,8 +215,8 @@ def policy_loss(
     Raises:
         TypeError: If `options` is no such class.
     """
-    facts = LossFacts(options=checked_options(options or clip_options(clip)), single_update=single_update, selects=selects)
-    return _stated(function, facts)
+    own = checked_options(options or clip_options(clip))
+    return _stated(function, LossFacts(options=own, single_update=single_update, several_updates=several_updates, selects=selects))
 
 
 @overload

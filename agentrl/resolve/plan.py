@@ -53,6 +53,7 @@ from agentrl.resolve.parts import (
 )
 from agentrl.resolve.saved import AUTO, chosen_engine, resumed_run_dir
 from agentrl.resolve.steps import Steps
+from agentrl.resolve.unused import refuse_unused, unused_notes
 from agentrl.track.plan import TrackPlan
 
 P = TypeVar("P", bound=PlaySettings)
@@ -127,6 +128,7 @@ class RunPlan:
         saved = savings(asked, steps.settings)
         notes = tuple(filter(None, (model_note, engine_note, f"to fit into the GPU: {saved}" if saved else "")))
         decided, device = steps.settings, device_of(steps.settings)
+        notes = (*notes, *unused_notes(decided, steps.sources))
         return cls(settings=decided, sources=steps.sources, agent=agent, device=device, notes=notes, accepts_changes=accepts_changes)
 
     @cached_property
@@ -217,6 +219,8 @@ def checked_steps(loaded: Loaded[TrainConfig]) -> Steps[TrainConfig]:
     for rule in RULES:
         rule(steps.settings)
     check_demonstrations(steps.settings)
+    if not (loaded.saved and steps.settings.training.resume):  # what began goes on
+        refuse_unused(steps.settings, steps.sources)
     # After the rules, whose messages name --async or --max-staleness, whichever was given.
     staleness = steps.settings.flow.staleness
     return steps.follow("settings", changed(steps.settings, max_staleness=staleness, asynchronous=staleness > 0))

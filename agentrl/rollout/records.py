@@ -109,6 +109,8 @@ def trajectory_record(group_request: GroupRequest, trajectory: Trajectory, limit
         record["messages"] = [dict(message) for message in trajectory.messages]
     if trajectory.unanswered is not None:
         record["unanswered"] = _turn(trajectory.unanswered)
+    if trajectory.unread is not None:
+        record["unread"] = _turn(trajectory.unread)
     if group_request.eval_sampling is not None:
         record["eval_sampling"] = {
             "name": group_request.eval_sampling.name,

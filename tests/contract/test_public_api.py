@@ -164,7 +164,7 @@ def test_signatures_of_algorithms() -> None:
             *("options", "compares_group", "needs_critic", "whitens", "discounts", "charges_kl", "length_neutral"),
             *("needs_teacher", "token_baseline", "greedy_baseline"),
         ],
-        "policy_loss": ["options", "single_update", "clip", "selects"],
+        "policy_loss": ["options", "single_update", "several_updates", "clip", "selects"],
         "off_policy_correction": ["options", "whole_batch"],
         "group_filter": ["compares_group"],
         "group_reward": ["compares_group"],

@@ -58,6 +58,9 @@ def recorded_edges(recording: Recording, machine: Machine, deaths: int = 0) -> I
     """Record what is received within the block; nothing heavy is started in it, and the learner of a training dies `deaths` times."""
     with ExitStack() as stack:
         stack.enter_context(stubbed_ray(machine, recording))
+        # Cases were drawn while flags without effect were accepted; tests/unit/resolve/test_unused.py has them refused.
+        for judge in ("refuse_unused", "unused_notes"):
+            stack.enter_context(patch(f"agentrl.resolve.plan.{judge}", lambda settings, sources: ()))
         stack.enter_context(patch("agentrl.flow.driver._run_loops", _loops(recording, iter([True] * deaths))))
         for edges in (_made, _stood_in, _training, _tracking, _figures, _tools):
             for edge in edges(recording):

@@ -83,7 +83,7 @@ def clip_cov(inputs: LossInputs, options: ClipCovOptions) -> TokenLosses:
     return TokenLosses(per_token=per_token.where(~chosen, 0.0), clipped=clipped | chosen, metrics={"selected": chosen.float()})
 
 
-@policy_loss(options=KlCovOptions, selects=high_covariance)
+@policy_loss(options=KlCovOptions, several_updates=True, selects=high_covariance)
 def kl_cov(inputs: LossInputs, options: KlCovOptions) -> TokenLosses:
     """``-r A``, plus ``kl_cov_coef |new - old|`` for the tokens that `high_covariance` chose (arXiv:2505.22617)."""
     per_token, chosen = -inputs.ratio() * inputs.advantages, _chosen(inputs)

@@ -13,12 +13,13 @@ from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantage
 from agentrl.algo.estimators import ESTIMATORS, estimator_facts, find_estimator
 from agentrl.algo.facts import advantage_estimator, facts_of
 from agentrl.algo.filters import reject_flat
-from agentrl.algo.flat import equal_in_all, never_flat
+from agentrl.algo.flat import by_agent, equal_in_all, never_flat
 from agentrl.algo.plan import AlgoConfig, flatness
 from agentrl.core.errors import PluginError
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import advantage_inputs, collate
+from tests.unit.flow.fakes import member
 
 COMPARING = sorted(name for name in ESTIMATORS if estimator_facts(name).is_flat is not never_flat)
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -160,3 +161,9 @@ def test_equal_in_all_looks_at_totals_components_and_turns(parts: dict[str, floa
     for other in (one, episode("b", rewards, ["s", "t"], parts=parts), episode("c", [1.0, 0.0], ["s", "t"], beside=1.0)):
         group = summarize(Group(group_id=0, task=Task("x"), trajectories=(one, other)), seconds=1.0)
         assert equal_in_all(group, AdvantageOptions()) is (other is one)
+
+
+def test_a_lone_agent_is_compared_with_its_own_greedy_episode() -> None:
+    both = tuple(member(reward, agent=name, frozen=name == "partner") for reward, name in ((1.0, "policy"), (9.0, "partner")))
+    (part,) = by_agent(GroupSummary(group_id=0, members=both, versions=(0, 0), seconds=1.0, greedy=both))
+    assert [each.agent for each in (*part.members, *part.greedy)] == ["policy", "policy"]

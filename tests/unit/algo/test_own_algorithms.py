@@ -131,7 +131,7 @@ def test_the_facts_of_built_in_algorithms() -> None:
         "sapo": LossFacts(options=SapoOptions),
         "gmpo": LossFacts(options=GmpoOptions),
         "clip_cov": LossFacts(selects=random_in_covariance_range, options=ClipCovOptions),
-        "kl_cov": LossFacts(selects=high_covariance, options=KlCovOptions),
+        "kl_cov": LossFacts(several_updates=True, selects=high_covariance, options=KlCovOptions),
     }
     assert {name: correction_facts(name).whole_batch for name in CORRECTIONS} == dict.fromkeys(CORRECTIONS, False)
 

@@ -15,6 +15,7 @@ import pytest
 from agentrl import Task
 from agentrl.core.errors import DataError
 from agentrl.env.agent import StepState
+from agentrl.env.data_files import read_rows
 from agentrl.env.prompts import PromptFormat, read_prompts
 from agentrl.env.rewards.forms import form_of
 
@@ -298,3 +299,12 @@ def test_the_label_of_verls_data_sets_is_read_where_they_have_it(tmp_path: Path)
     assert (task.label, task.metadata["data_source"], task.metadata["extra_info"]) == ("2", "gsm8k", {"answer": "#### 2"})
     assert read(jsonl(tmp_path, json.dumps({**row, "label": "two"})))[0].label == "two"
     assert read(jsonl(tmp_path, json.dumps(row)), label_key="extra_info.answer")[0].label == "#### 2"
+
+
+def test_a_folder_named_like_a_setting_is_no_column(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "label=wrong" / "rows.parquet"
+    file.parent.mkdir()
+    parquet.write_table(pyarrow.table({"prompt": ["a"]}), file)
+    ((_, row),) = read_rows(str(file), PromptFormat())
+    assert row == {"prompt": "a"}

@@ -209,3 +209,8 @@ def test_two_equal_models_do_not_differ_and_only_shared_tasks_count() -> None:
     reward = comparison.overall["reward"]
     assert (reward.difference.value, reward.better, reward.worse, reward.clear) == (0.0, 0.0, 0.0, False)
     assert set(asdict(comparison)["overall"]["reward"]) == {"baseline", "model", "difference", "better", "worse"}
+
+
+def test_ends_of_an_interval_have_their_names() -> None:
+    found = assess([outcome(str(number), float(number % 3)) for number in range(9)]).metrics()
+    assert found["reward_low"] < found["reward"] < found["reward_high"]

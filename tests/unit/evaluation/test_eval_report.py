@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 from rich.console import Console
 
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess, compare
-from agentrl.evaluation.report import EvalProgress, print_assessment, print_comparison
+from agentrl.evaluation.report import EvalProgress, log_evaluation, print_assessment, print_comparison
 from tests.unit.conftest import Clock
 
 
@@ -73,3 +75,12 @@ def test_progress_in_a_terminal_is_a_bar_that_goes_away() -> None:
     progress.close()
     progress.close()
     assert text_of(console).endswith(SHOW_CURSOR + CLEAR)
+
+
+def test_the_line_of_an_evaluation_names_its_step_and_counts_failures(tmp_path: Path) -> None:
+    episode = EpisodeOutcome(reward=0.5, score=1.0, tokens=3, turns=1, truncated=False)
+    outcomes = [TaskOutcome(task_id="a", episodes=(episode,), failures=("timeout: late", "timeout: late"))]
+    log_evaluation(tmp_path / "evaluations.jsonl", 7, assess(outcomes), 2.5, outcomes)
+    row = json.loads((tmp_path / "evaluations.jsonl").read_text())
+    assert (row["step"], row["seconds"], row["failed_episodes"]) == (7, 2.5, 2)
+    assert row["by_task"] == {"a": {"kind": "", "reward": 0.5, "score": 1.0, "episodes": 1, "failures": 2}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agentrl.evaluation.statistics import difference_of_means, rank_correlation, share
+from agentrl.evaluation.statistics import bootstrap_mean, difference_of_means, rank_correlation, share
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,26 @@ def test_rank_correlations() -> None:
     assert (constant.value, constant.low, constant.high) == (0.0, -1.0, 1.0)
     with pytest.raises(ValueError, match="four values"):
         rank_correlation([1, 2, 3], [1, 2, 3])
+
+
+def test_a_value_that_is_not_finite_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        bootstrap_mean([1.0, float("inf")], seed=0)
+
+
+def test_every_task_is_resampled() -> None:
+    estimate = bootstrap_mean([0.0, 0.0, 0.0, 1.0], seed=0)
+    assert (estimate.low, estimate.high) == (0.0, 0.75)
+
+
+def test_a_difference_of_means_has_the_interval_of_unequal_samples() -> None:
+    found = difference_of_means([0.0, 2.0], [1.0, 1.0, 4.0, 4.0, 5.0])
+    reach = 1.959964 * (2.0 / 2 + 3.5 / 5) ** 0.5
+    assert (found.value, found.low, found.high, found.tasks) == pytest.approx((2.0, 2.0 - reach, 2.0 + reach, 7))
+
+
+def test_a_rank_correlation_has_fishers_interval() -> None:
+    found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [2.0, 1.0, 4.0, 3.0, 7.0, 5.0, 6.0])
+    value = 1 - 6 * (1 + 1 + 1 + 1 + 4 + 1 + 1) / (7 * 48)
+    low, high = (np.tanh(np.arctanh(value) + sign * 1.959964 / 2.0) for sign in (-1, 1))
+    assert (found.value, found.low, found.high) == pytest.approx((value, low, high))

@@ -80,6 +80,29 @@ def test_episodes_of_several_turns_are_rows_and_no_pairs() -> None:
     assert select(entries, SelectConfig(select="pairs")).left_out == {"episodes of several turns make no pairs": 1}
 
 
+def test_turns_that_differ_at_the_end_alone_make_no_pair() -> None:
+    other = record(0.0, "4", turns=2)
+    other["messages"][-1] = {"role": "assistant", "content": "5"}
+    both = [entry(record(1.0, "4", turns=2), other)]
+    assert select(both, SelectConfig(select="pairs")).left_out == {"episodes of several turns make no pairs": 1}
+
+
+def test_an_entry_holds_what_the_policy_answered_and_nothing_after_it() -> None:
+    frozen = {**record(1.0, "b"), "frozen": True}
+    cut = record(1.0, "a", turns=2)
+    cut["messages"].append({"role": "user", "content": "Once more?"})
+    (kept,) = entry(frozen, cut)["episodes"]
+    assert (kept["num_turns"], kept["num_tokens"], kept["messages"][-1]["content"]) == (2, 4, "a")
+    (raw,) = entry(record(1.0, "a", turns=2, raw=True))["episodes"]
+    assert raw["rendered"] == ["<u>2+2?<a>", "a<e><u>2+2?<a>a<e>"]
+
+
+def test_a_reward_at_the_bound_is_kept_and_pairs_are_as_many_as_asked_for() -> None:
+    assert len(select([entry(record(0.5))], SelectConfig(select="all", min_reward=0.5)).rows) == 1
+    four = [entry(*(record(value, str(value)) for value in (0.0, 0.3, 0.6, 1.0)))]
+    assert [len(select(four, SelectConfig(select="pairs", keep=count)).rows) for count in (1, 2, 3)] == [1, 2, 2]
+
+
 def test_raw_text_makes_rendered_rows() -> None:
     entries = [entry(record(1.0, "a", raw=True), record(0.0, "b"))]
     assert [row["text"] for row in select(entries, SelectConfig()).rows] == ["<u>2+2?<a>a<e>"]

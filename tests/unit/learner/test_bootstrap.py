@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from agentrl.algo.plan import bootstraps
+from agentrl.core.types import FinishReason, Group, GroupRequest, Status, Task, Trajectory
 from agentrl.learner.batch import collate
 from agentrl.learner.bootstrap import apart, with_cuts
 from agentrl.learner.layout import Layout
 from agentrl.learner.learner import LearnerRank
 from agentrl.learner.trees import one_row_bundles
+from agentrl.rollout.records import recorded_turn, trajectory_record
 from tests.learner_support import CollectingSender, algorithm, cut_short, make_groups, make_settings
 
 GROUPS = cut_short(make_groups(3, 3, seed=4))
@@ -36,6 +40,16 @@ def test_rows_of_episodes_that_were_cut_go_on_to_the_state_of_the_cut() -> None:
     assert with_cuts(ended) is ended
 
 
+def test_an_episode_that_ended_on_a_turn_cut_by_length_has_no_bootstrap() -> None:
+    def at_length(trajectory: Trajectory) -> Trajectory:
+        *before, last = trajectory.turns
+        return replace(trajectory, turns=(*before, replace(last, finish_reason=FinishReason.LENGTH)))
+
+    groups = [replace(group, trajectories=tuple(map(at_length, group.trajectories))) for group in make_groups(3, 3, seed=4)]
+    assert all(each.cut_short for group in groups for each in group.trajectories)
+    assert collate(groups).cuts == ()
+
+
 def test_values_of_cuts_are_told_apart_from_those_of_tokens() -> None:
     batch = collate(GROUPS)
     longer = with_cuts(batch)
@@ -51,6 +65,25 @@ def test_values_of_cuts_are_told_apart_from_those_of_tokens() -> None:
         assert torch.equal(apart(getattr(longer, name).float(), batch)[0], getattr(batch, name).float())
 
 
+def reread(trajectory: Trajectory) -> Trajectory:
+    """The trajectory that a line of ``trajectories.jsonl`` describes."""
+    line = json.loads(
+        json.dumps(trajectory_record(GroupRequest(group_id=0, task=Task("x"), n_samples_per_prompt=3, version=0), trajectory))
+    )
+    turns = tuple(map(recorded_turn, line["turns"]))
+    unread = recorded_turn(line["unread"]) if "unread" in line else None
+    return replace(trajectory, turns=turns, unread=unread, status=Status(line["status"]), reward=line["reward"])
+
+
+def test_a_bootstrap_is_computed_again_from_the_records(tiny_model: str) -> None:
+    recorded = tuple(replace(group, trajectories=tuple(map(reread, group.trajectories))) for group in GROUPS)
+    learner = rank(tiny_model, algo={"advantage_estimator": "gae"})
+    assert torch.equal(values_at_cuts(learner, recorded), values_at_cuts(learner))
+    bare = tuple(replace(group, trajectories=tuple(replace(each, unread=None) for each in group.trajectories)) for group in recorded)
+    assert not torch.allclose(values_at_cuts(learner, bare), values_at_cuts(learner))
+    learner.close()
+
+
 def rank(model: str, **changes: Any) -> LearnerRank:
     """A learner whose critic does not give 0."""
     learner = LearnerRank(make_settings(model, **changes), CollectingSender())
@@ -61,9 +94,9 @@ def rank(model: str, **changes: Any) -> LearnerRank:
     return learner
 
 
-def values_at_cuts(learner: LearnerRank) -> torch.Tensor:
+def values_at_cuts(learner: LearnerRank, groups: tuple[Group, ...] = GROUPS) -> torch.Tensor:
     """What its critic gives for the whole text of each episode that was cut, one row at a time. # [E]."""
-    batch = collate(GROUPS)
+    batch = collate(groups)
     longer = with_cuts(batch)
     micro = Layout(longer).micro_batch(one_row_bundles(longer), packed=False)
     with torch.no_grad():

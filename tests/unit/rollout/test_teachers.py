@@ -262,3 +262,10 @@ def test_a_model_in_this_process_scores_as_transformers_does(monkeypatch: pytest
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"--teacher = 'engine:.*cannot be loaded"):
         asyncio.run(TeacherModel(str(tmp_path)).start())
+
+
+def test_tokens_that_only_the_teacher_has_are_left_out() -> None:
+    ids, logprobs = np.array([[3, 4, 5]], dtype=np.int32), np.array([[-1.0, -2.0, -3.0]], dtype=np.float32)
+    found = TeacherScores(np.array([-1.0], dtype=np.float32), ids, logprobs).within(4)
+    assert found.top_ids.tolist() == [[3, 0, 0]]
+    assert found.top_logprobs.tolist() == [[-1.0, -np.inf, -np.inf]]

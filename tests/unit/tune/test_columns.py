@@ -11,7 +11,7 @@ import pytest
 from agentrl.config.tune import DialogueDataConfig, LabelledDataConfig, PairsDataConfig
 from agentrl.core.errors import DataError
 from agentrl.core.types import Message
-from agentrl.tune.columns import RowError
+from agentrl.tune.columns import Columns, RowError, opened
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, dialogue, labelled, pair
 from tests.unit.tune.plans import num_trained
 from tests.unit.tune.test_named import CHAT, FORMS, RATED, TOOL, TURNS, read_row, said, user
@@ -207,3 +207,19 @@ def test_a_labelled_row_keeps_what_its_prompt_shares(tmp_path: Path) -> None:
     row = {"prompt": "1+1?", "chosen": "2", "rejected": "3", "system": "Be brief."}
     both = read_row(tmp_path, "labelled", row).parts[0]
     assert both == (Labelled([SYSTEM, user("1+1?")], said("2"), True), Labelled([SYSTEM, user("1+1?")], said("3"), False))
+
+
+def test_a_cell_with_a_zero_is_not_empty() -> None:
+    assert Columns({"rank": 0, "flag": False, "none": None, "text": "", "list": []}).unread() == {"rank": 0, "flag": False}
+
+
+def test_turns_before_a_chat_follow_its_system_message_in_every_form() -> None:
+    system, question = {"from": "system", "value": "S"}, {"from": "human", "value": "Q"}
+    pair = [["q", "a"]]
+    before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    assert opened([system, question], {"history": pair}, DialogueDataConfig()) == [system, *before, question]
+
+
+def test_a_column_that_a_setting_names_is_no_system_message() -> None:
+    assert opened("hello", {"system": "hello"}, DialogueDataConfig(prompt_key="system")) == "hello"
+    assert opened("hello", {"system": "S"}, DialogueDataConfig())[0] == {"role": "system", "content": "S"}

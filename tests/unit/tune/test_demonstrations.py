@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +96,10 @@ def test_the_path_is_that_of_the_folder_where_the_run_began(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     config = load_config(["--agent", "module:Name", "--sft-data", "rows.jsonl#batch_size=3"])
     assert config.algo.sft_data == f"{tmp_path}/rows.jsonl#batch_size=3"
+
+
+def test_rows_with_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = SimpleNamespace(parts=[({"input_ids": [1, 2], "labels": [1, 2], "images": [0]},)], counts={"train": {"longest": 2}})
+    monkeypatch.setattr("agentrl.tune.demonstrations.prepare", lambda *given: rows)
+    with pytest.raises(ConfigError, match="has rows with images"):
+        encode_demonstrations(settings(str(CHATS)), 8)
