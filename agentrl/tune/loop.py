@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import commit_directory, remove_directory, temporary_directory, temporary_name
@@ -150,7 +152,7 @@ def start(plan: TunePlan, prepared: Prepared, directory: RunDirectory, steps: in
     settings = learner_settings(plan, steps)
     try:
         state = load_state(settings, ranks, tokenizer)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         if isinstance(error, ConfigError):
             raise
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
