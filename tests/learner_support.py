@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,12 @@ def largest_difference(left: dict[str, Any], right: dict[str, Any]) -> float:
     assert left.keys() == right.keys()
     assert left
     return max(float((left[name] - right[name]).detach().abs().max()) for name in left)
+
+
+def untimed(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics of a run on given data, without what a clock and the machine say."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith(("time", "memory/", "eval/seconds"))} for row in rows]
 
 
 def write_shifted(folder: Path) -> str:

@@ -68,6 +68,7 @@ class RewardModel:
             ConfigError: If the files hold no reward model.
         """
         import torch
+        from safetensors import SafetensorError
 
         settings = self._settings
         tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code, flag=FLAG)
@@ -93,7 +94,7 @@ class RewardModel:
                     **labels,
                     **renamed,
                 )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ConfigError(FLAG, settings.model, f"cannot be loaded: {reason}", "Give a directory with safetensors files.") from error
         # Frequencies of rotary positions are computed, and need not be in the files.

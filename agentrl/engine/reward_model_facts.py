@@ -61,7 +61,11 @@ def reward_model_facts(model: str, name: str = FLAG) -> RewardModelFacts:
         raise ConfigError(name, model, "holds no config.json", "Give a Hugging Face directory, or a hub name like `org/name`.")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = str(next(iter(config.get("architectures") or ()), ""))
-    per_step, shapes = kind.endswith("ForTokenClassification"), tensor_shapes(folder)
+    per_step = kind.endswith("ForTokenClassification")
+    try:
+        shapes = tensor_shapes(folder)
+    except (ValueError, OverflowError, MemoryError) as error:  # its first bytes are no length, as in a pointer of Git LFS
+        raise ConfigError(name, model, "has weights that cannot be read", "Get its safetensors files again.") from error
     candidates = (*filter(None, [config.get("value_head_prefix")]), *HEADS)
     found = next((part for part in candidates if f"{part}.weight" in shapes), None)
     if found is None:

@@ -44,6 +44,7 @@ class TeacherModel:
 
     def _load(self) -> None:
         import torch
+        from safetensors import SafetensorError
 
         try:
             with quiet_transformers():
@@ -51,7 +52,7 @@ class TeacherModel:
                 model = kind.from_pretrained(
                     self._name, dtype=getattr(torch, self._dtype), trust_remote_code=self._trusted, use_safetensors=True
                 )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ConfigError(FLAG, f"engine:{self._name}", f"cannot be loaded: {reason}", "Give a directory of a model.") from error
         self._model = model.to(self._device).eval().requires_grad_(False)

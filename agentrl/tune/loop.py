@@ -12,6 +12,7 @@ from typing import Any
 
 import transformers
 from rich.console import Console
+from safetensors import SafetensorError
 
 from agentrl.core.adapter_files import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
@@ -166,7 +167,7 @@ def start(plan: TunePlan, prepared: Prepared, directory: RunDirectory, steps: in
     settings = learner_settings(plan, steps)
     try:
         state = load_state(settings, ranks, tokenizer)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         if isinstance(error, ConfigError):
             raise
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

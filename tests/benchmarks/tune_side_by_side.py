@@ -5,8 +5,8 @@
 All train the same rows in the same order in float32, by AdamW. Chats have 30 to 900 tokens, of which the answers are trained; pairs have
 prompts of about 200 tokens and answers of 30 to 160. TRL pads micro-batches of 4 rows, or of 2 pairs, without gradient checkpointing; the
 plain loop fills 2 rows of 1,024 tokens for an update, trains all of them, and shuffles nothing. Every run is a process of its own; they
-take turns. The first step of each is a warm-up. CPU seconds are those of all threads of the process, which other work on the machine
-changes less than seconds; memory is the peak of the whole process.
+take turns. The first of several steps of each is a warm-up. CPU seconds are those of all threads of the process, which other work on the
+machine changes less than seconds; memory is the peak of the whole process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.e2e.runs import ROOT
 
@@ -42,7 +43,7 @@ CONTESTANTS = {"sft": ("agentrl", "trl", "plain"), "dpo": ("agentrl", "trl")}
 
 @dataclass
 class Clock:
-    """Times at the ends of steps, and what was read in them.
+    """Times at the beginning of training and at the ends of steps, and what was read in them.
 
     Attributes:
         walls: Seconds.
@@ -57,15 +58,16 @@ class Clock:
     peak_gb: float = 0.0
 
     def tick(self) -> None:
-        """Note the end of a step."""
+        """Note the beginning of training, or the end of a step."""
         self.walls.append(time.perf_counter())
         self.cpus.append(time.process_time())
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         self.peak_gb = next(int(line.split()[1]) * 1024 / 1e9 for line in status.splitlines() if line.startswith("VmHWM"))
 
     def rate(self, times: Sequence[float]) -> float:
-        """Tokens per second of the steps behind the first."""
-        return sum(self.tokens[1:]) / (times[-1] - times[0])
+        """Tokens per second of the steps behind the first, or of the only one."""
+        first = int(len(self.tokens) > 1)
+        return sum(self.tokens[first:]) / (times[-1] - times[first])
 
 
 def write_rows(task: str, count: int, path: Path) -> None:
@@ -105,6 +107,13 @@ def with_agentrl(task: str, options: argparse.Namespace, data: Path, clock: Cloc
     from agentrl.learner.ranks import Ranks
     from agentrl.tune import tune
     from agentrl.tune.follow import Stop
+    from agentrl.tune.loop import Loop
+
+    train = Loop.train
+
+    def timed(*args: Any) -> str:
+        clock.tick()
+        return train(*args)
 
     class Ticks(Stop):
         def agreed(self, ranks: Ranks) -> bool:
@@ -114,7 +123,8 @@ def with_agentrl(task: str, options: argparse.Namespace, data: Path, clock: Cloc
     rest = {"record_rows": 0, "eval_size": 0, "tensorboard": False, "shuffle": False, "token_cache": "none"}
     sizes = {"num_steps": options.steps, "batch_size": options.rows, "learning_rate": RATE, "lr_schedule": "constant"}
     settings = {"model": options.model, "data": str(data), "run_dir": options.child / "run", "save_every": 0, **sizes, **rest}
-    tune(task, stop=Ticks(), **settings, **options.settings)
+    with mock.patch.object(Loop, "train", timed):
+        tune(task, stop=Ticks(), **settings, **options.settings)
 
 
 def with_trl(task: str, options: argparse.Namespace, data: Path, clock: Clock) -> None:
@@ -124,6 +134,9 @@ def with_trl(task: str, options: argparse.Namespace, data: Path, clock: Clock) -
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     class Ticks(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            clock.tick()
+
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.tick()
 
@@ -168,6 +181,7 @@ def with_plain_loop(task: str, options: argparse.Namespace, data: Path, clock: C
     texts = (tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False) for row in itertools.cycle(read_rows(data)))
     stream = itertools.chain.from_iterable(tokenizer(text)["input_ids"] for text in texts)
     clock.tokens = [2 * LONGEST] * options.steps
+    clock.tick()
     for _ in range(options.steps):
         batch = torch.tensor([list(itertools.islice(stream, LONGEST)) for _ in range(2)])
         model(input_ids=batch, labels=batch, use_cache=False).loss.backward()
@@ -236,7 +250,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
     parser.add_argument("--contestants", nargs="+", choices=list(TRAIN), default=list(TRAIN))
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3, help="steps of a run, the first of which is not measured")
+    parser.add_argument("--steps", type=int, default=3, help="steps of a run; the first of several is not measured")
     parser.add_argument("--rows", type=int, default=32, help="rows or pairs of a step")
     parser.add_argument("--threads", type=int, default=CORES, help="of each run")
     parser.add_argument(

@@ -1,5 +1,7 @@
 """Forty steps of supervised and preference training have the losses of TRL's trainers, to five decimals, on ragged rows in float32.
 
+A loss above 3, as IPO's squares are, may differ by 3e-6 of itself, which is 25 units of its last place.
+
 Both get the same tokens in the same order, the same model, AdamW, schedule and clipping. A step has two micro-batches of TRL, but for the
 losses that TRL defines over a micro-batch, where it has one. A plain loop of PyTorch takes the place of TRL where it has no trainer.
 """
@@ -173,8 +175,7 @@ def losses_of_trl(
 def losses_of_ours(case: Case, rows: list[dict[str, Any]], model: str, other: str) -> list[float]:
     """The losses of the learner; micro-batches of 100 tokens have a few rows each."""
     learner = {**SAME, "lr_schedule": "cosine", "adam_betas": (0.9, 0.999), "micro_batch_tokens": 100}
-    # The schedules of transformers reach 0 behind the last step.
-    state = started(model, case.method, case.options, other, num_steps=STEPS + 1, **learner)
+    state = started(model, case.method, case.options, other, num_steps=STEPS, **learner)
     make = RowMaker(case.method)
     return [state.train_rows(step, make(rows[step * BATCH : (step + 1) * BATCH]))["loss"] for step in range(STEPS)]
 
@@ -201,7 +202,7 @@ def test_forty_steps_have_the_losses_of_trl(name: str, models: dict[str, str], t
     theirs = losses_of_trl(case, rows, model, models["other"], tmp_path, monkeypatch)
     ours = losses_of_ours(case, rows, model, models["other"])
     assert len(ours) == len(theirs) == STEPS
-    assert ours == pytest.approx(theirs, abs=1e-5, rel=0.0)
+    assert ours == pytest.approx(theirs, abs=1e-5, rel=3e-6)
     assert len({round(loss, 3) for loss in ours}) > STEPS // 2
 
 
@@ -229,5 +230,5 @@ def test_forty_steps_have_the_losses_of_a_plain_loop(case: Case, models: dict[st
         schedule.step()
         expected.append(loss.item())
     ours = losses_of_ours(case, rows, model, models["other"])
-    assert ours == pytest.approx(expected, abs=1e-5, rel=0.0)
+    assert ours == pytest.approx(expected, abs=1e-5, rel=3e-6)
     assert len({round(loss, 3) for loss in ours}) > STEPS // 2

@@ -19,6 +19,7 @@ from agentrl.resolve.tune import load_given
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory
 from agentrl.tune.row_table import Prepared
 from tests.e2e.runs import ROOT, command
+from tests.learner_support import write_shifted
 from tests.ports import free_ports
 
 DATA = ROOT / "examples" / "tune"
@@ -28,12 +29,17 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "sft": ("chats", {}),
     "dpo": ("pairs", {"lora_rank": 4}),
     "reward-model": ("helpful", {"weight_decay": 0.1}),
+    "kto": ("labelled", {}),
+    "orpo": ("pairs", {}),
+    "process-reward-model": ("steps", {}),
+    "distill": ("chats", {"lora_rank": 4}),
 }
 SAVE = 4
 
 
 def plan_of(method: str, folder: Path, num_ranks: int, zero_stage: int) -> Any:
     data, own = RUNS[method]
+    own = own | ({"teacher": str(folder / "teacher")} if method == "distill" else {})
     given = {"data": str(DATA / f"{data}.jsonl"), "run_dir": folder / method, "num_steps": 6, "learning_rate": 1e-3, **own}
     return load_given(METHODS[method], {**given, "num_ranks": num_ranks, "zero_stage": zero_stage})
 
@@ -43,8 +49,9 @@ def state_of(plan: Any, rank: int, port: int, checkpoint: Path | None) -> Any:
     from agentrl.tune.loop import start
     from agentrl.tune.prepare import make_tokenizer
 
-    backend = "deepspeed" if plan.needs_deepspeed else "torch"
-    ranks = join(backend, rank, plan.ranks.num_ranks, master_port=port, master_addr="127.0.0.1", device="cpu", timeout_s=300.0)
+    ranks = join(
+        plan.learner.learner_backend, rank, plan.ranks.num_ranks, master_port=port, master_addr="127.0.0.1", device="cpu", timeout_s=300.0
+    )
     return start(
         plan,
         Prepared((), (), {}, ()),
@@ -93,6 +100,7 @@ LAYOUTS = [("one", 1, 0), ("two", 2, 2), ("again", 1, 0)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path, source = tmp_path_factory.mktemp("layouts"), ""
+    write_shifted(path / "teacher")
     for name, size, stage in LAYOUTS:
         mp.spawn(carried, args=(size, stage, free_ports(len(RUNS)), path, source, name), nprocs=size)
         source = name

@@ -63,7 +63,7 @@ LAYOUTS = {
     "lora, rows in two parts": Layout({"zero_stage": 2, "sequence_parallel": 2}, LORA),
     "dora": Layout({"zero_stage": 2}, {**LORA, "lora_variant": ("dora",)}),
     # One scale for all numbers of a block, and blocks are divided among the ranks.
-    "4 bits": Layout({"zero_stage": 2}, {**LORA, "load_in_4bit": True}),
+    "4 bits": Layout({"zero_stage": 2}, {**LORA, "load_in_4bit": True, "learning_rate": 3e-3}),
     "muon": Layout({"zero_stage": 0}, {"optimizer": "muon"}),
     "adafactor": Layout({"zero_stage": 0}, {"optimizer": "adafactor", "learning_rate": 1e-2}),
     "adamw in 8 bits": Layout({"zero_stage": 2}, {"optimizer": "adamw_8bit"}, rounding=2e-2),

@@ -21,6 +21,7 @@ from tests.e2e.runs import ROOT, start
 from tests.e2e.test_endings import family, running
 from tests.faults.raylets import raylets
 from tests.faults.support import ended, killed_at_the_end, until, workers_of
+from tests.learner_support import untimed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,11 +34,6 @@ def finished(process: subprocess.Popen[str]) -> str:
         output = ended(process, 300)
     assert process.returncode == 0, output
     return output
-
-
-def untimed(run_dir: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in ("time_s", "eval/seconds")} for row in rows]
 
 
 def weights(run_dir: Path) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.killed_tune import MOMENTS, run
 from tests.faults.report import Saw
-from tests.learner_support import write_shifted
+from tests.learner_support import untimed, write_shifted
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -34,13 +34,6 @@ WORDS += ["--no-tensorboard"]
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_shifted(tmp_path_factory.mktemp("teacher"))
-
-
-def untimed(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics without what a clock says, and how much memory the process has had."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    own = ("time_s", "eval/seconds", "time/", "memory/")
-    return [{name: value for name, value in row.items() if not name.startswith(own)} for row in rows]
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -58,6 +58,15 @@ def test_a_head_with_another_name_gives_the_same_scores(tmp_path: Path) -> None:
     assert loaded(path).score([ScoreRequest(text="2+2?")]) == expected
 
 
+def test_weights_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "rm")
+    whole = Path(path, "model.safetensors").read_bytes()
+    for content in (b"none", b"version https://git-lfs.github.com/spec/v1", whole[:-8]):
+        Path(path, "model.safetensors").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"cannot be (loaded|read)"):
+            loaded(path)
+
+
 def test_the_end_of_a_text_that_is_too_long_is_read(tmp_path: Path) -> None:
     path = saved(tmp_path / "rm")
     short, long = loaded(path, max_tokens=6).score([ScoreRequest(text="2+2?"), ScoreRequest(text="word " * 50)])

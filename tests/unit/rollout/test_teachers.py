@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from agentrl.core.types import FinishReason, GroupRequest, Status, Task, Traject
 from agentrl.engine.teacher_model import TeacherModel
 from agentrl.resolve.parts import episode_plan
 from agentrl.rollout.teachers import HttpTeacher, Teachers
+from tests.learner_support import write_model
 
 
 def turn(prompt: list[int], tokens: list[int], **changes: Any) -> Turn:
@@ -260,8 +262,11 @@ def test_a_model_in_this_process_scores_as_transformers_does(monkeypatch: pytest
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match=r"--teacher = 'engine:.*cannot be loaded"):
-        asyncio.run(TeacherModel(str(tmp_path)).start())
+    broken = Path(write_model(tmp_path / "broken"))
+    (broken / "model.safetensors").write_text("none")
+    for path in (tmp_path, broken):
+        with pytest.raises(ConfigError, match=r"--teacher = 'engine:.*cannot be loaded"):
+            asyncio.run(TeacherModel(str(path)).start())
 
 
 def test_tokens_that_only_the_teacher_has_are_left_out() -> None:

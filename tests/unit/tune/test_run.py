@@ -223,6 +223,10 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="cannot be trained"):
         state_of(config("orpo", model=str(tmp_path)))
+    broken = write_model(tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_text("none")
+    with pytest.raises(ConfigError, match="cannot be trained"):
+        state_of(config("orpo", model=broken))
 
 
 def test_a_model_without_padding_gets_that_of_its_tokenizer(tmp_path: Path) -> None:
