@@ -100,6 +100,6 @@ def test_the_path_is_that_of_the_folder_where_the_run_began(tmp_path: Path, monk
 
 def test_rows_with_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SimpleNamespace(parts=[({"input_ids": [1, 2], "labels": [1, 2], "images": [0]},)], counts={"train": {"longest": 2}})
-    monkeypatch.setattr("agentrl.tune.demonstrations.prepare", lambda *given: rows)
+    monkeypatch.setattr("agentrl.tune.prepare.prepare", lambda *given: rows)
     with pytest.raises(ConfigError, match="has rows with images"):
         encode_demonstrations(settings(str(CHATS)), 8)
