@@ -161,7 +161,7 @@ def test_methods_of_an_agent() -> None:
 def test_signatures_of_algorithms() -> None:
     signatures = {
         "advantage_estimator": [
-            *("options", "compares_group", "needs_critic", "whitens", "discounts", "charges_kl", "length_neutral"),
+            *("options", "compares_group", "flat", "needs_critic", "whitens", "discounts", "charges_kl", "length_neutral"),
             *("needs_teacher", "token_baseline", "greedy_baseline"),
         ],
         "policy_loss": ["options", "single_update", "several_updates", "clip", "selects"],

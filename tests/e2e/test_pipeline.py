@@ -65,7 +65,7 @@ def judge(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("sample", ENV, "--model", warm, "--keep", "12", "--output", folder / "pairs", *PAIRS)
     run("sample", ENV, "--model", warm, "--keep", "12", "--prompts", HELD_OUT, "--output", folder / "held-out", *PAIRS)
     data = ("--data", folder / "pairs" / "data.jsonl", "--eval-data", folder / "held-out" / "data.jsonl")
-    sizes = ("--num-steps", "600", "--batch-size", "16", "--micro-batch-size", "16", "--learning-rate", "1e-3")
+    sizes = ("--num-steps", "1000", "--batch-size", "16", "--learning-rate", "7e-4")
     run("reward-model", "--model", warm, *data, *sizes, "--run-dir", folder / "rm")
     rows = [json.loads(line) for line in (folder / "held-out" / "data.jsonl").read_text().splitlines()]
     kinds = {(row["chosen_reward"], row["rejected_reward"]) for row in rows}
