@@ -38,4 +38,4 @@ def test_the_environment_learns_and_the_other_commands_read_the_run(tmp_path: Pa
     before, after = (float(value) for value in re.search(r"evaluation   reward ([\d.]+) to ([\d.]+)", output).groups())  # type: ignore[union-attr]
     assert after >= before + 0.25
     assert "turn 1" in run(by_name["inspect"])
-    assert "as it was" in run(by_name["profile"])
+    assert "\nlearner      of a step: training " in run(by_name["profile"])
