@@ -22,7 +22,7 @@ import numpy as np
 
 from agentrl.assets import model_path
 from agentrl.config.tune import MethodConfig, SftConfig, TuneDataConfig, TuneRunConfig
-from agentrl.core.errors import CheckpointError, ConfigError
+from agentrl.core.errors import CheckpointError, ConfigError, DataError
 from agentrl.core.files import check_directory, commit_directory, temporary_directory
 from agentrl.core.paths import cache_folder
 from agentrl.core.process import without_collections
@@ -213,8 +213,12 @@ def encode_demonstrations(settings: SftConfig, max_model_len: int = 0) -> Prepar
         ConfigError: If a row is longer than the context of the model, or has images.
     """
     data = settings.data
-    examples = read_examples(data, "dialogue", settings.run.seed, settings.eval)
-    prepared = prepare(examples, data, settings.model, settings.images, settings.method)
+    try:
+        examples = read_examples(data, "dialogue", settings.run.seed, settings.eval)
+        prepared = prepare(examples, data, settings.model, settings.images, settings.method)
+    except DataError as error:
+        field = error.field.replace("--data", "--sft-data", 1)
+        raise DataError(field, error.value, error.problem, error.remedy) from None
     longest, most = prepared.counts["train"]["longest"], max_model_len or context_length(model_path(settings.model.model))
     if most and longest > most:
         problem = f"has a row of {longest} tokens, and the context of the model {most}"

@@ -49,7 +49,10 @@ def test_a_run_goes_on_with_the_demonstrations_of_its_steps(tmp_path: Path, chat
     goes_on = ("--runtime", "local", "--resume", str(first.directory))
     again = succeeded(train(first.directory, *goes_on, "--num-steps", "4"))
     assert weights(again) == weights(once)
-    assert untimed(again) == untimed(once)
+    # The first part asked for no groups behind its end.
+    ahead = {"ledger/submitted", "ledger/in_flight"}
+    rows, expected = ([{name: row[name] for name in row.keys() - ahead} for row in untimed(part)] for part in (again, once))
+    assert rows == expected
 
     write(own, 1)
     refused = train(first.directory, *goes_on, "--num-steps", "5")

@@ -31,7 +31,7 @@ def test_a_directory_that_exists_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_versions_are_those_of_the_requirements() -> None:
     pinned = set(re.findall(r"^[\w-]+==[\w.]+", (ROOT / "requirements" / "real-model.txt").read_text(), re.MULTILINE))
-    assert pinned - {"bitsandbytes==0.50.2"} == {READER, *(model.package for model in MODELS.values())}
+    assert pinned - {"bitsandbytes==0.50.2", "skyrl-gym==0.4.0"} == {READER, *(model.package for model in MODELS.values())}
     assert all(name in (GetModelArgs.__doc__ or "") for name in MODELS)
 
 
