@@ -150,22 +150,17 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
         refuse_changed(before.files, inputs.files, config.training.resume)
     make_directory(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
-    stop = stop or StopRequest()
-    tracker = open_tracker(plan.track, run_dir, title=_title(plan), callbacks=callbacks, ask_stop=stop.ask)
-    cluster = plan.cluster
-    runtime = make_runtime(cluster, tracker.on_stage)
+    tracker = open_tracker(plan.track, run_dir, title=_title(plan), callbacks=callbacks, ask_stop=(stop := stop or StopRequest()).ask)
+    runtime = make_runtime(plan.cluster, tracker.on_stage)
     status, ledger, stop_reason = "failed", None, None
     # Begun early, so that it runs beside the checks that follow.
-    proof = asyncio.create_task(_refuse_wrong(plan, cluster))
+    proof = asyncio.create_task(_refuse_wrong(plan, plan.cluster))
     proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
         if sft is not None and encoded is not None:
             await on_thread(write_encoded, encoded, sft, config.training.num_steps, run_dir / DEMONSTRATIONS)
-        keep_environment(config.run.agent, run_dir)
+        _keep(plan, run_dir, inputs)
         keep_code(inputs, before, run_dir, begin.progress.step)
-        (run_dir / INPUTS).write_text(json.dumps(inputs.to_json()) + "\n", encoding="utf-8")
-        copy_plugins((spec for _, spec in plugins(config)), run_dir)
-        (run_dir / "config.json").write_text(plan.to_json() + "\n", encoding="utf-8")
         await tracker.begin(json.loads(to_json(config)), rows)
         for note in plan.notes:
             tracker.on_stage(note)
@@ -193,6 +188,14 @@ async def _train_once(plan: RunPlan, stop: StopRequest | None, own: Sequence[Cal
         tracker.on_stage("closing")
         await uninterrupted(runtime.close())
         await tracker.finish(status=status, ledger=ledger, agent=config.run.agent, stop_reason=stop_reason)
+
+
+def _keep(plan: RunPlan, run_dir: Path, inputs: Inputs) -> None:
+    """Write into the directory of a run what it is made of: environment, inputs, functions of the user, settings."""
+    keep_environment(plan.settings.run.agent, run_dir)
+    (run_dir / INPUTS).write_text(json.dumps(inputs.to_json()) + "\n", encoding="utf-8")
+    copy_plugins((spec for _, spec in plugins(plan.settings)), run_dir)
+    (run_dir / "config.json").write_text(plan.to_json() + "\n", encoding="utf-8")
 
 
 def _warn_of_changes(tracker: RunTracker, before: Inputs | None, inputs: Inputs, tasks: TaskSource, progress: Progress) -> None:
