@@ -85,7 +85,7 @@ async def _run(flags: Sequence[str], agent: Path, evaluate: int) -> Trained:
     runtime = make_runtime(cluster_plan(config), rows.on_stage)
     try:
         await runtime.start()
-        tasks = open_tasks(config, load_agent(config.run.agent))
+        tasks = open_tasks(config.data, load_agent(config.run.agent), seed=config.run.seed)
         pool = RolloutPool({"engine-0": runtime.workers[0]})
         start = time.perf_counter()
         result = await train(

@@ -126,7 +126,7 @@ def stretch(settings: FlowPlan, rows: Sequence[Row]) -> Stretch:
         publish_s=mean("publish/seconds") + mean("publish/export_s"),
         generator_idle=mean("idle/generator"),
         learner_idle=mean("idle/learner"),
-        episodes_per_s=settings.flow.groups_per_step * settings.sampling.n_samples_per_prompt / step_s,
+        episodes_per_s=settings.flow.groups_per_step * settings.n_samples_per_prompt / step_s,
     )
 
 
@@ -146,7 +146,7 @@ class Rig:
         config = load_config(["--runtime", "ray", "--record", "none", *flags])
         self.config = config if config.engine.engine != "auto" else changed(config, engine=settled_engine(config)[0])
         self._runtime = make_runtime(cluster_plan(self.config), lambda stage: None)
-        self._tasks = iter(open_tasks(self.config, load_agent(self.config.run.agent)))
+        self._tasks = iter(open_tasks(self.config.data, load_agent(self.config.run.agent), seed=self.config.run.seed))
         self._progress = Progress()
 
     async def start(self) -> None:

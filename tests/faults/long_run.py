@@ -128,7 +128,7 @@ async def main(folder: Path, steps: int) -> None:
         settings=flow_plan(config),
         pool=pool,
         learner=learner,  # type: ignore[arg-type]
-        tasks=open_tasks(config, agent),
+        tasks=open_tasks(config.data, agent, seed=config.run.seed),
         observer=watch,  # type: ignore[arg-type]
         keep=flow_plan(config).group_filter(),
         checkpoints=Checkpoints(folder / "run", learner, every=20, num_steps=steps, keep=2, config=to_json(config)),  # type: ignore[arg-type]
