@@ -13,7 +13,7 @@ from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantage
 from agentrl.algo.estimators import ESTIMATORS, estimator_facts, find_estimator
 from agentrl.algo.facts import advantage_estimator, facts_of
 from agentrl.algo.filters import reject_flat
-from agentrl.algo.flat import by_agent, equal_in_all, never_flat
+from agentrl.algo.flat import by_agent, clipped_rewards, equal_in_all, never_flat
 from agentrl.algo.plan import AlgoConfig, flatness
 from agentrl.core.errors import PluginError
 from agentrl.core.summaries import GroupSummary, summarize
@@ -167,3 +167,9 @@ def test_a_lone_agent_is_compared_with_its_own_greedy_episode() -> None:
     both = tuple(member(reward, agent=name, frozen=name == "partner") for reward, name in ((1.0, "policy"), (9.0, "partner")))
     (part,) = by_agent(GroupSummary(group_id=0, members=both, versions=(0, 0), seconds=1.0, greedy=both))
     assert [each.agent for each in (*part.members, *part.greedy)] == ["policy", "policy"]
+
+
+def test_only_episodes_that_are_trained_have_a_reward_to_compare() -> None:
+    frozen = replace(member(reward=0.0), frozen=True)
+    group = GroupSummary(group_id=0, members=(member(reward=1.0), frozen, member(reward=3.0)), versions=None, seconds=1.0)
+    assert clipped_rewards(group, AdvantageOptions(reward_clip_range=(-2.0, 2.0))) == [1.0, 2.0]
