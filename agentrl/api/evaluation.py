@@ -35,7 +35,7 @@ from agentrl.evaluation.report import EvalProgress, assessment_rows, comparison_
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.resolve.directories import results_directory
 from agentrl.resolve.inputs import Inputs
-from agentrl.resolve.parts import check_model, cluster_plan, environment, eval_plan, fitting_model, inputs_of_run, temperature_of
+from agentrl.resolve.parts import P, check_model, cluster_plan, environment, eval_plan, fitting_model, inputs_of_run, temperature_of
 from agentrl.rollout.tasks import eval_tasks, open_tasks
 from agentrl.suites.load import keep_environment
 from agentrl.track.console import open_console
@@ -116,10 +116,7 @@ async def measure(config: EvaluateConfig, console: Console | None = None) -> Eva
         check_model(changed(config, model=model or ""))
     agent, console = environment(config), console or open_console()
     before, changed_code = inputs_of_run(config, agent)
-    tasks, asked = measured_tasks(config, agent, before), config
-    config = fitting_model(config, agent)
-    if config is not asked:
-        console.print(f"model {CHOSEN_VISION}", soft_wrap=True)
+    tasks, config = measured_tasks(config, agent, before), with_model(config, agent, console)
     warn_of_code(console, changed_code)
     with results_directory(config.source.output, config.run.agent, "eval") as path:
         (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
@@ -204,6 +201,14 @@ class _Measurement:
             self.console.print(Text(words, style="bold"), soft_wrap=not self.console.is_terminal)
         _show(self.console, result)
         return result
+
+
+def with_model(config: P, agent: AgentSpec, console: Console) -> P:
+    """Return the settings with a model that reads what the environment shows; where none was named, say which."""
+    fitting = fitting_model(config, agent)
+    if fitting is not config:
+        console.print(f"model {CHOSEN_VISION}", soft_wrap=True)
+    return fitting
 
 
 def warn_of_code(console: Console, changes: str) -> None:

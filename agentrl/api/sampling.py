@@ -15,9 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.api.evaluation import model_name, warn_of_code
+from agentrl.api.evaluation import model_name, warn_of_code, with_model
 from agentrl.api.training import check_all_prompts, uninterrupted
-from agentrl.assets import CHOSEN_VISION
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
@@ -80,11 +79,9 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
         TooManyFailuresError: If every episode failed.
     """
     check_model(config)
-    agent, console, asked = environment(config), console or open_console(), config
+    agent, console = environment(config), console or open_console()
     before, changed_code = inputs_of_run(config, agent)
-    tasks, config = sampled_tasks(config, agent, before), fitting_model(config, agent)
-    if config is not asked:
-        console.print(f"model {CHOSEN_VISION}", soft_wrap=True)
+    tasks, config = sampled_tasks(config, agent, before), with_model(config, agent, console)
     warn_of_code(console, changed_code)
     with results_directory(config.source.output, config.run.agent, "sample") as path:
         others = partial(differences, config=config)

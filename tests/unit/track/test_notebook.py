@@ -10,8 +10,9 @@ from rich.console import Console
 
 from agentrl.core.callbacks import EvaluationEnd, RunEnd
 from agentrl.core.types import Status
-from agentrl.track.console import CellOutput, make_display, open_console, text_console
+from agentrl.track.console import make_display, open_console
 from agentrl.track.html import curve, table
+from agentrl.track.notebook import CellOutput, text_console
 from agentrl.track.summary import SummaryBuilder, print_summary
 from tests.unit.track.events import judged, row
 
