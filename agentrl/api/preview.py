@@ -40,8 +40,8 @@ def preview(plan: RunPlan) -> list[str]:
     problem, sized, warning = missing_labels(config.data, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
     return [
         f"not the defaults: {', '.join(_others(plan))}",
-        f"{groups * samples} episodes per step ({groups} groups of {samples}), {drawn * samples} in {steps} steps{greedy}",
-        f"{counted(count, 'task')}, {drawn / count:.2g} epochs in {steps} steps" if count else endless,
+        f"{groups * samples} episodes per step ({groups} groups of {samples}), {drawn * samples} in {counted(steps, 'step')}{greedy}",
+        f"{counted(count, 'task')}, {drawn / count:.2g} epochs in {counted(steps, 'step')}" if count else endless,
         *([f"{counted(len(questions), 'task')} to evaluate on"] if questions else []),
         *([f"goes on after step {begin.progress.step}"] if begin.progress.step else []),
         *([sized] if sized else []),

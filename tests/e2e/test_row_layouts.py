@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agentrl.algo.plan import AlgoConfig
 from agentrl.learner.settings import LearnerSettings
+from tests.e2e.test_tensor_parallel import joined
 from tests.learner_support import largest_difference, write_experts, write_model
 from tests.ports import free_ports
 from tests.unit.learner.test_row_objective import SPREAD, named, ragged, settings_of
@@ -76,15 +77,6 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_experts(tmp_path_factory.mktemp("experts"), norm_topk_prob=True, **HEADS)
 
 
-def whole(parts: list[Tensor], shape: torch.Size) -> Tensor:
-    """A gradient made of the parts of consecutive ranks, or that of ranks which all have the whole of it."""
-    if parts[0].shape == shape:
-        assert all(torch.allclose(parts[0], part, atol=1e-6) for part in parts)
-        return parts[0]
-    (dim,) = (number for number, (part, full) in enumerate(zip(parts[0].shape, shape, strict=True)) if part != full)
-    return torch.cat(parts, dim)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_has_the_gradient_and_the_metrics_of_one_rank(layout: str, model: str, other: str, experts: str, tmp_path: Path) -> None:
     world, learner = LAYOUTS[layout]
@@ -105,7 +97,7 @@ def test_a_step_has_the_gradient_and_the_metrics_of_one_rank(layout: str, model:
         found = [torch.load(tmp_path / f"{number}-{rank}.pt") for rank in range(world)]
         for first in range(0, world, size):
             parts = [found[rank][0] for rank in range(first, first + size)]
-            gradient = {key: whole([part[key] for part in parts], value.shape) for key, value in expected.items()}
+            gradient = {key: joined([part[key] for part in parts], value.shape) for key, value in expected.items()}
             assert largest_difference(gradient, expected) < 1e-5 * scale, each
         different = ("time/", "padding", "micro_batches", "shared_prompts", "tokens/saved")
         same = [figure for figure in metrics if not figure.startswith(different)]
